@@ -1,0 +1,35 @@
+"""What every test shares: seeds that derive from the test's own name, and the rule for tests that need a device.
+
+Knows nothing about what is tested.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed made from the test's own name: it is the same alone, in any order, and on any machine."""
+    return zlib.crc32(request.node.name.encode())
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """NumPy's generator on `seed`."""
+    return np.random.default_rng(seed)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where torch sees no CUDA device."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,99 @@
+"""Sessions for developers and CI; `nox -l` lists them, and arguments after `--` are passed on.
+
+Knows how to make environments and which command each session runs; knows nothing about what the commands test.
+Sessions that need torch share the environment of the session `environment`, which is built once and rebuilt when the
+packaging files or the C++ sources change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["demo", "tests"]
+
+ROOT = Path(__file__).parent
+SHARED = ROOT / ".nox" / "environment"
+BIN = SHARED / ("Scripts" if sys.platform == "win32" else "bin")
+EQUIVALENCE_CHECKS = ("model",)
+
+
+def _requirement(name: str) -> str:
+    """The requirement of one development tool as pyproject.toml states it."""
+    extras = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]["dev"]
+    return next(line for line in extras if line.startswith(name))
+
+
+def _build_inputs() -> str:
+    """A fingerprint of everything that an installation depends on."""
+    digest = hashlib.sha256()
+    for path in sorted([ROOT / "pyproject.toml", ROOT / "setup.py", *(ROOT / "csrc").rglob("*.?pp")]):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _python(session: nox.Session, *args: str) -> None:
+    """Run the shared environment's Python with `args`."""
+    path = f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    session.run(str(BIN / "python"), *args, env={"PATH": path}, external=True)
+
+
+@nox.session(default=False)
+def environment(session: nox.Session) -> None:
+    """Install the project, its C++ extension and its development tools; the other sessions share this environment."""
+    stamp = SHARED / "counterpoint-build"
+    built = stamp.read_text() if stamp.exists() else ""
+    if built != _build_inputs() or not list((ROOT / "optimized").glob("_core*.so")):
+        session.install("--quiet", "--editable", ".[dev]")
+        stamp.write_text(_build_inputs())
+
+
+@nox.session(requires=["environment"], venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """Generate text from the bundled model on the CPU, then show that reference and engine agree."""
+    _python(session, "-m", "optimized", "generate", "--model", "tiny", *session.posargs)
+    _python(session, "-m", "equivalence", "run", "model", "--cases", "8")
+
+
+@nox.session(requires=["environment"], venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run every test that this machine can run, on two processes."""
+    _python(session, "-m", "pytest", *(session.posargs or ["-n", "2"]))
+
+
+@nox.session(requires=["environment"], venv_backend="none", default=False)
+@nox.parametrize("check", EQUIVALENCE_CHECKS)
+def equivalence(session: nox.Session, check: str) -> None:
+    """Run one equivalence check."""
+    _python(session, "-m", "equivalence", "run", check, *session.posargs)
+
+
+@nox.session(requires=["environment"], venv_backend="none", default=False)
+def mutations(session: nox.Session) -> None:
+    """Plant faults in the reference and see the check `model` catch each of them."""
+    _python(session, "-m", "equivalence", "mutations", "model", *session.posargs)
+
+
+@nox.session(default=False)
+def lint(session: nox.Session) -> None:
+    """Check style and imports with ruff."""
+    session.install("--quiet", _requirement("ruff"))
+    session.run("ruff", "check", ".", *session.posargs)
+
+
+@nox.session(requires=["environment"], venv_backend="none", default=False)
+def types(session: nox.Session) -> None:
+    """Check types with mypy."""
+    _python(session, "-m", "mypy", *session.posargs)
+
+
+@nox.session(requires=["environment"], venv_backend="none", default=False)
+def benchmarks(session: nox.Session) -> None:
+    """Measure tokens/s of the engine and the reference on the bundled model."""
+    _python(session, "-m", "benchmarks.engine", *(session.posargs or ["--model", "tiny", "--batch", "1,8,64"]))
