@@ -1,0 +1,215 @@
+"""Typed surface of the C++ core: which request runs next, in which pages and state slots.
+
+Knows nothing about tensors, weights, text or sampling: it sees token ids, lengths and step results only.
+Sources: the serving specification, section 6 (scheduler and memory), and csrc/.
+
+Arrays that go in must already have the dtype and be C-contiguous (TypeError otherwise, never a silent copy).
+Arrays that come out share the plan's memory: they stay valid as long as any of them (or the plan) is alive,
+whatever the scheduler does next.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Admission(Enum):
+    """Verdict of the page and slot pools on a request: OK fits now, LATER fits once others leave, NEVER fits."""
+
+    OK = ...
+    LATER = ...
+    NEVER = ...
+
+class StepPlan:
+    """One forward step: R requests, N flat token rows, request after request. R may be 0 (a companion step, see
+    Scheduler.schedule). Prefill and decode rows are never mixed in one plan."""
+
+    @property
+    def kind(self) -> Literal["prefill", "decode"]: ...
+    @property
+    def step_id(self) -> int:
+        """1, 2, 3, ... in order of scheduling."""
+    @property
+    def num_requests(self) -> int:
+        """R."""
+    @property
+    def num_rows(self) -> int:
+        """N = query_start[R]."""
+    @property
+    def request_ids(self) -> NDArray[np.int64]:
+        """[R] as given to add, oldest request first."""
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """[R] state slot, 1 .. num_slots - 1 (slot 0 is for padding)."""
+    @property
+    def query_start(self) -> NDArray[np.int32]:
+        """[R + 1] rows of request r are query_start[r] .. query_start[r + 1] - 1."""
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """[N] position of each row in its sequence, from 0, contiguous within a request. Where previous_rows[r] >= 0 this
+        assumes that the step in flight accepts all its drafts; the device subtracts what it rejected."""
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """[N] token id of each row; -1: not on the host yet, taken on the device from the step in flight (previous_rows)."""
+    @property
+    def kv_lens(self) -> NDArray[np.int32]:
+        """[R] sequence length after this step = position of the request's last row + 1."""
+    @property
+    def page_table(self) -> NDArray[np.int32]:
+        """[R, P] page of tokens j * page_size .. (j + 1) * page_size - 1; P = the largest page count in the plan (at least 1);
+        0 = no page."""
+    @property
+    def sample_rows(self) -> NDArray[np.int32]:
+        """[R] flat row whose logits give the request's next token; -1: a prefill chunk that is not the last. A decode
+        request with drafts (more than one row) gives its first row here; logits of all its rows are verified."""
+    @property
+    def fresh(self) -> NDArray[np.bool_]:
+        """[R] the slot was handed out for this step: the worker zeroes its state before the first row."""
+    @property
+    def replay_starts(self) -> NDArray[np.int32]:
+        """[R] the request's replay start, as given to add; kept through preemption."""
+    @property
+    def previous_rows(self) -> NDArray[np.int32]:
+        """[R] index of the request in the plan of the step still in flight, -1: everything is on the host (always -1 with
+        max_in_flight=1)."""
+
+class Scheduler:
+    """Requests, pages, state slots and step plans of one rank. Not thread-safe: one thread at a time.
+
+    Policy: FCFS without overtaking. Prefill whenever the head of the waiting queue is admissible (or a chunked prompt is
+    unfinished), at most max_consecutive_prefills steps in a row while other requests could decode; otherwise decode.
+    A running request that finds no page preempts the most recently admitted one, never the oldest.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        nextn: int = 0,
+        chunk_grid: int = 1,
+        *,
+        max_consecutive_prefills: int = 8,
+        max_cache_usage: float = 0.9,
+        max_in_flight: int = 1,
+    ) -> None:
+        """
+        Args:
+            num_pages: pages of the KV pool, page 0 (reserved) included; at least 2.
+            page_size: tokens a page; at least nextn + 1.
+            num_slots: state slots, slot 0 (reserved) included; at least 2.
+            max_num_seqs: most requests that hold pages at one time.
+            max_num_batched_tokens: most rows of a step; at least max_num_seqs * (nextn + 1) and at least chunk_grid.
+            max_model_len: most tokens of a sequence, prompt and output together; at least 2.
+            nextn: most draft tokens a decode step verifies.
+            chunk_grid: a prefill chunk that is not the last ends at a multiple of this position.
+            max_consecutive_prefills: prefill steps in a row while a decode is possible; then one decode step.
+            max_cache_usage: no new request is admitted while used / usable pages is above this (0 < x <= 1).
+            max_in_flight: steps scheduled and not committed; 1 synchronous, 2 asynchronous with a lag of one step.
+        Raises:
+            ValueError: names the argument, its value and the law.
+        """
+    def add(self, request_id: int, prompt: NDArray[np.int64], max_tokens: int, replay_start: int = 0) -> Admission:
+        """Queues a request. OK: queued. NEVER: not queued, explain_never says why. (LATER is never returned.)
+
+        Args:
+            request_id: any integer >= 0 that no live request has.
+            prompt: [L] token ids, L >= 1, each >= 0. Copied.
+            max_tokens: >= 1. The sequence ends at L + max_tokens or at max_model_len tokens, whichever comes first.
+            replay_start: 0 .. L, kept for the life of the request.
+        Raises:
+            ValueError: a bad argument, or a request_id already in use.
+        """
+    def explain_never(self, prompt_len: int, max_tokens: int) -> str:
+        """The sentence, with numbers, why such a request can never run; empty if it can."""
+    def lifetime_pages(self, prompt_len: int, max_tokens: int) -> int:
+        """ceil((min(prompt_len + max_tokens, max_model_len) + nextn + 1) / page_size)."""
+    def abort(self, request_id: int) -> bool:
+        """Ends a request in any state, at once; False if no live request has this id. If a step that contains it is in
+        flight, its pages and slot return when that step is committed, and its row there is a zombie: commit takes
+        whatever is given for it and appends nothing."""
+    def has_work(self) -> bool:
+        """True while a request is live or a step is not committed."""
+    def schedule(self) -> StepPlan | None:
+        """The next step. None: nothing to run, or nothing may start before the oldest step in flight is committed.
+
+        Raises:
+            RuntimeError: max_in_flight steps are not committed; or a stall (requests live, nothing in flight, nothing can
+                run): the message holds dump().
+        """
+    def commit(
+        self,
+        step_id: int,
+        request_ids: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        counts: NDArray[np.int32],
+        finished: NDArray[np.bool_],
+        draft_tokens: NDArray[np.int64] | None = None,
+        draft_counts: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.int32]:
+        """Takes the result of the oldest step in flight; steps are committed in order.
+
+        Args:
+            step_id: of the oldest step in flight.
+            request_ids: [R] equal to the plan's.
+            tokens: [sum(counts)] sampled (or accepted and sampled) ids, request after request, each >= 0.
+            counts: [R] tokens of each request. Sampled rows: 1 .. 1 + drafts of the plan, or 0 if finished; prefill
+                chunks that are not the last: 0.
+            finished: [R] the request ends with these tokens (stop, length, error); its pages and slot are freed. A
+                request that reaches its last token by length ends in any case.
+            draft_tokens, draft_counts: [sum], [R] with 0 .. nextn each: drafts to verify in the request's next decode
+                step (clipped so that the sequence cannot pass its end). None: no drafts.
+        Returns:
+            [R] tokens appended to each request: counts, and 0 for zombies.
+        Raises:
+            ValueError: names the argument; nothing was changed.
+        """
+    def discard(self, step_id: int) -> None:
+        """The oldest step in flight failed: its state cannot be trusted. Its live requests keep their tokens and are
+        computed again from position 0 (their rows in a later step in flight become zombies)."""
+
+    @property
+    def num_usable_pages(self) -> int: ...
+    @property
+    def num_free_pages(self) -> int: ...
+    @property
+    def num_deferred_pages(self) -> int:
+        """Pages that wait for a step in flight before they return."""
+    @property
+    def num_usable_slots(self) -> int: ...
+    @property
+    def num_free_slots(self) -> int: ...
+    @property
+    def num_deferred_slots(self) -> int: ...
+    @property
+    def num_waiting(self) -> int:
+        """Requests without pages."""
+    @property
+    def num_running(self) -> int:
+        """Requests with pages, prefilling ones included."""
+    @property
+    def num_in_flight(self) -> int:
+        """Steps scheduled and not committed."""
+    @property
+    def num_preemptions(self) -> int: ...
+    def request_ids(self) -> NDArray[np.int64]:
+        """[live requests], oldest first."""
+    def state(self, request_id: int) -> Literal["waiting", "prefill", "running"]:
+        """Raises ValueError for an id that is not live; so do the four below."""
+    def pages(self, request_id: int) -> NDArray[np.int32]:
+        """[pages] in order of position. A copy."""
+    def slot(self, request_id: int) -> int:
+        """0: none."""
+    def tokens(self, request_id: int) -> NDArray[np.int64]:
+        """[prompt + committed output]. A copy."""
+    def num_computed(self, request_id: int) -> int:
+        """Positions whose KV is in the pages, as far as commits have told."""
+    def check_integrity(self) -> None:
+        """Every page and slot is in exactly one place, counts agree. Raises RuntimeError with both sides of the equation."""
+    def dump(self) -> str:
+        """Human-readable state for a watchdog: pools, queues, steps in flight, one line a request (the first 64)."""
