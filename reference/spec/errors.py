@@ -1,0 +1,32 @@
+"""The error types that reach a user. They know nothing about who raises them.
+
+A message names the argument, the value it got and what would be accepted.
+"""
+
+
+class CounterpointError(Exception):
+    """Root of every error that this project raises on purpose."""
+
+
+class ConfigError(CounterpointError, ValueError):
+    """A model configuration breaks a type or a cross-field law."""
+
+
+class CheckpointError(CounterpointError, ValueError):
+    """A checkpoint folder does not hold exactly the tensors that its configuration asks for."""
+
+
+class RequestError(CounterpointError, ValueError):
+    """A request or one of its arguments cannot be served."""
+
+
+class UnsupportedError(CounterpointError, NotImplementedError):
+    """A known option that this version does not support yet."""
+
+
+class KernelUnavailableError(CounterpointError, RuntimeError):
+    """No implementation of an operation on the chosen backend."""
+
+
+class EngineError(CounterpointError, RuntimeError):
+    """The engine cannot go on; what it had promised is broken."""
