@@ -13,16 +13,24 @@ from reference.spec.errors import (
     RequestError,
     UnsupportedError,
 )
+from reference.spec.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from reference.spec.sampling import SamplingParams
 
 __all__ = [
     "CheckpointError",
+    "CompletionOutput",
     "ConfigError",
     "CounterpointError",
     "EngineError",
+    "FinishReason",
     "KernelUnavailableError",
+    "Logprob",
     "ModelConfig",
     "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
     "RopeScaling",
+    "SamplingParams",
     "UnsupportedError",
     "VisionConfig",
 ]

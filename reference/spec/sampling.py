@@ -1,0 +1,137 @@
+"""`SamplingParams`: how one request is sampled and when it stops. It knows nothing about prompts, models or devices."""
+
+import dataclasses
+import math
+from typing import Any
+
+from reference.spec.config_fields import nearest
+from reference.spec.errors import RequestError, UnsupportedError
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_SEED = 2**64 - 1
+
+# Options that are known but not served yet, with the only value that changes nothing.
+NEUTRAL_VALUES: dict[str, Any] = {
+    "prompt_logprobs": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "so_args": None,
+}
+
+
+def _refuse(name: str, value: Any, law: str) -> None:
+    raise RequestError(f"SamplingParams.{name} = {value!r}: {law}")
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        _refuse(name, value, f"must be an int in {low}..{high}")
+    return int(value)
+
+
+def _number(name: str, value: Any, low: float, high: float, law: str) -> float:
+    if type(value) not in (int, float) or not low <= value <= high or not math.isfinite(value):
+        _refuse(name, value, law)
+    return float(value)
+
+
+class _CheckedKeywords(type):
+    """Refuses an unknown keyword with the name of the nearest one, instead of a bare TypeError."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            raise RequestError(f"SamplingParams takes keywords only, got the positional value {args[0]!r}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in kwargs:
+            if name not in known:
+                raise RequestError(f"SamplingParams has no parameter {name!r}{nearest(name, known)}")
+        return super().__call__(**kwargs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingParams(metaclass=_CheckedKeywords):
+    """Validated at construction; the defaults are vLLM's.
+
+    n: completions per prompt. max_tokens: None means up to the context limit.
+    temperature: 0 is a true argmax. top_k: 0 or -1 is off. top_p: in (0, 1]. min_p: in [0, 1].
+    min_tokens: stop ids and stop strings are not honoured, and stop ids not sampled, before this many tokens.
+    stop: strings that end the text and are left out of it. stop_token_ids: ids that end it, besides the model's EOS.
+    ignore_eos: go on past the EOS. seq_seed: seed of this request's noise; None takes the engine's.
+    logprobs: how many of the most likely tokens to report besides the sampled one; None is off. They are raw.
+
+    Raises:
+        RequestError: a wrong type (a bool is no int), a value out of range, an unknown name.
+        UnsupportedError: an option of `NEUTRAL_VALUES` at another than its neutral value.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seq_seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    so_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, neutral in NEUTRAL_VALUES.items():
+            value = getattr(self, name)
+            if type(value) is bool or value != neutral:
+                message = f"SamplingParams.{name} = {value!r}: not supported yet; only {neutral!r} is accepted"
+                raise UnsupportedError(message)
+        for name, value in self._checked().items():
+            object.__setattr__(self, name, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"must not exceed max_tokens = {self.max_tokens}")
+
+    def _checked(self) -> dict[str, Any]:
+        top_k = _integer("top_k", self.top_k, -1, MAX_TOKEN_ID)
+        top_p = _number("top_p", self.top_p, 0.0, 1.0, "must be a number in (0, 1]")
+        if top_p == 0.0:
+            _refuse("top_p", self.top_p, "must be a number in (0, 1]")
+        if type(self.ignore_eos) is not bool:
+            _refuse("ignore_eos", self.ignore_eos, "must be a bool")
+        return {
+            "n": _integer("n", self.n, 1, 65536),
+            "temperature": _number(
+                "temperature", self.temperature, 0.0, math.inf, "must be a finite number of at least 0"
+            ),
+            "top_p": top_p,
+            "top_k": 0 if top_k == -1 else top_k,
+            "min_p": _number("min_p", self.min_p, 0.0, 1.0, "must be a number in [0, 1]"),
+            "max_tokens": self._optional("max_tokens", 1, MAX_TOKEN_ID),
+            "min_tokens": _integer("min_tokens", self.min_tokens, 0, MAX_TOKEN_ID),
+            "stop": self._stop_strings(),
+            "stop_token_ids": self._stop_ids(),
+            "seq_seed": self._optional("seq_seed", 0, MAX_SEED),
+            "logprobs": self._optional("logprobs", 0, MAX_TOKEN_ID),
+        }
+
+    def _optional(self, name: str, low: int, high: int) -> int | None:
+        value = getattr(self, name)
+        return None if value is None else _integer(name, value, low, high)
+
+    def _stop_strings(self) -> tuple[str, ...]:
+        stop: Any = () if self.stop is None else self.stop
+        stop = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(item, str) and item for item in stop):
+            _refuse("stop", self.stop, "must be a non-empty string or a list of them")
+        return tuple(stop)
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        ids: Any = () if self.stop_token_ids is None else self.stop_token_ids
+        if not isinstance(ids, list | tuple):
+            _refuse("stop_token_ids", self.stop_token_ids, "must be a list of token ids")
+        return tuple(_integer("stop_token_ids", item, 0, MAX_TOKEN_ID) for item in ids)
