@@ -1,0 +1,128 @@
+"""Engine options: one frozen dataclass, checked when it is made.
+
+Knows what each option means and which values it takes; knows nothing about how the engine uses them, about environment
+variables (environ.py) or about weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from reference.spec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from reference.spec.config import ModelConfig
+
+_DEFAULT_BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of `LLM(model, **options)`.
+
+    Args:
+        max_num_seqs: most sequences that hold cache pages at one time; each sample of a request with n > 1 is a sequence.
+        max_num_batched_tokens: most token rows of one step; longer prompts are computed in chunks. None: 2048, or
+            max_num_seqs if that is more.
+        max_model_len: most tokens of a sequence, prompt and output together. None: the model's max_position_embeddings.
+        page_size: tokens in a page of the compressed-KV pool.
+        num_pages: pages of that pool, page 0 (reserved) included. None: as many as max_num_seqs sequences of
+            max_model_len tokens need, within gpu_memory_utilization of the free memory.
+        gpu_memory_utilization: share of the device's memory (main memory on CPU) that weights and caches may take, 0 to 1.
+        device: "auto" or "cpu".
+        seed: makes a whole run repeatable: requests without a seq_seed of their own take theirs from a generator seeded
+            with it. None: from the operating system.
+        log_stats_interval: engine steps between two lines of statistics in the log, 0: never.
+
+    Raises:
+        ConfigError: names the option, the value it got and what is accepted.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    page_size: int = 128
+    num_pages: int | None = None
+    gpu_memory_utilization: float = 0.9
+    device: str = "auto"
+    seed: int | None = None
+    log_stats_interval: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in _INTEGER_RANGES:
+            _check_integer(name, getattr(self, name), low, high)
+        for name in ("max_num_batched_tokens", "max_model_len", "num_pages", "seed"):
+            if getattr(self, name) is not None:
+                low, high = _OPTIONAL_RANGES[name]
+                _check_integer(name, getattr(self, name), low, high)
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, int | float) or not math.isfinite(share) or not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization: got {share!r}; accepted: a number above 0, at most 1")
+        if not isinstance(self.device, str):
+            raise ConfigError(f"device: got {self.device!r}; accepted: a string such as 'auto' or 'cpu'")
+        budget = self.max_num_batched_tokens
+        if budget is not None and budget < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens: got {budget}; accepted: at least max_num_seqs = {self.max_num_seqs}, since a "
+                "decode step has one row for each running sequence"
+            )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """The configuration that keyword arguments describe; an unknown name raises and names the nearest."""
+        known = option_names()
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"unknown engine option {name!r}{nearest(name, known)}; options: {', '.join(known)}")
+        return cls(**options)
+
+    def resolved(self, model: ModelConfig) -> EngineConfig:
+        """The same configuration for one model: lengths and budgets that were None are numbers; num_pages stays as given,
+        since only the worker knows how much memory is free.
+
+        Raises:
+            ConfigError: max_model_len is beyond what the model's positions reach.
+        """
+        limit = model.max_position_embeddings
+        length = limit if self.max_model_len is None else self.max_model_len
+        if length > limit:
+            raise ConfigError(f"max_model_len: got {length}; accepted: at most {limit}, the model's max_position_embeddings")
+        budget = self.max_num_batched_tokens
+        if budget is None:
+            budget = max(_DEFAULT_BATCHED_TOKENS, self.max_num_seqs)
+        return dataclasses.replace(self, max_model_len=length, max_num_batched_tokens=budget)
+
+
+def option_names() -> list[str]:
+    """The names of all engine options, in order of declaration."""
+    return [field.name for field in fields(EngineConfig)]
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The end of a sentence that names the known word nearest to `name`; empty if none is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_INTEGER_RANGES: tuple[tuple[str, int, int], ...] = (
+    ("max_num_seqs", 1, 65536),
+    ("page_size", 1, 65536),
+    ("log_stats_interval", 0, 2**31 - 1),
+)
+_OPTIONAL_RANGES: dict[str, tuple[int, int]] = {
+    "max_num_batched_tokens": (1, 2**24),
+    "max_model_len": (2, 2**30),
+    "num_pages": (2, 2**31 - 1),
+    "seed": (0, 2**64 - 1),
+}
+
+
+def _check_integer(name: str, value: Any, low: int, high: int) -> None:
+    """Refuses anything but an integer of [low, high]; True and 1.0 are not integers here."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name}: got {value!r}; accepted: an integer from {low} to {high}")

@@ -1,0 +1,64 @@
+"""Which devices this machine has, and which of them the engine can run on.
+
+Knows device names and how to look for them; knows nothing about operations: their table lives in ops/.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from optimized.config import nearest
+from reference.spec.errors import ConfigError, UnsupportedError
+
+AUTO = "auto"
+SUPPORTED = ("cpu",)
+PLANNED = ("cuda", "ascend")
+_ASCEND_NODE = "/dev/davinci_manager"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of this machine. memory_bytes: in all, None when unknown. usable: the engine runs on it."""
+
+    name: str
+    description: str
+    memory_bytes: int | None
+    usable: bool
+
+
+def resolve(device: str) -> str:
+    """The device that the option `device` means.
+
+    Raises:
+        UnsupportedError: a device that no backend serves yet.
+        ConfigError: not the name of a device.
+    """
+    if device == AUTO:
+        return SUPPORTED[0]
+    if device in SUPPORTED:
+        return device
+    accepted = ", ".join((AUTO, *SUPPORTED))
+    if device.partition(":")[0] in PLANNED:
+        raise UnsupportedError(f"device: {device!r} is not supported yet; accepted: {accepted}")
+    raise ConfigError(f"device: got {device!r}{nearest(device, [AUTO, *SUPPORTED, *PLANNED])}; accepted: {accepted}")
+
+
+def total_memory() -> int:
+    """Main memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def devices() -> list[Device]:
+    """The devices of this machine, CPU first. Imports torch, to ask it about CUDA."""
+    found = [Device("cpu", f"{os.cpu_count()} logical cores", total_memory(), usable=True)]
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            text = f"{properties.name}, sm_{properties.major}{properties.minor}"
+            found.append(Device(f"cuda:{index}", text, properties.total_memory, usable=False))
+    if os.path.exists(_ASCEND_NODE):
+        found.append(Device("ascend", f"{_ASCEND_NODE} exists", None, usable=False))
+    return found
