@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.spec import config_fields, config_laws, config_layouts, json_file
-from reference.spec.errors import ConfigError
+from reference.spec.errors import ConfigError, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ModelConfig:
             typed = config_fields.typed(field.name, field.kind, getattr(self, field.name))
             object.__setattr__(self, field.name, typed)
         if type(self.quantized) is not bool:
-            raise ConfigError(f"config field quantized = {self.quantized!r}: must be bool")
+            raise ConfigError(f"config field quantized = {shown(self.quantized)}: must be bool")
         config_laws.check(self)
 
     @classmethod

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from reference.spec.errors import ConfigError
+from reference.spec.errors import ConfigError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def typed(where: str, kind: str, value: Any) -> Any:
     if kind == "ints" and isinstance(value, list | tuple) and all(type(item) is int for item in value):
         return tuple(value)
     wanted = {"ints": "a list of ints", "layer": "an int, or -1 or null for none", "float": "a finite number"}
-    raise ConfigError(f"config field {where} = {value!r}: must be {wanted.get(kind, kind)}")
+    raise ConfigError(f"config field {where} = {shown(value)}: must be {wanted.get(kind, kind)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -174,7 +174,7 @@ def read_fields(fields: Iterable[Field], source: Mapping[str, Any], where: str, 
         value = typed(where + found[0], field.kind, source[found[0]])
         for other in found[1:]:
             if typed(where + other, field.kind, source[other]) != value:
-                raise ConfigError(f"config field {where}{other} = {source[other]!r}: {found[0]} says {value!r}")
+                raise ConfigError(f"config field {where}{other} = {shown(source[other])}: {found[0]} says {shown(value)}")
         values[field.name] = value
     return values
 
@@ -184,9 +184,9 @@ def check_fixed(source: Mapping[str, Any], where: str, flat: bool) -> None:
     for name, flat_name, only in FIXED_VALUES:
         for key in {name, flat_name} if flat else {name}:
             if key in source and (type(source[key]) is bool) != (type(only) is bool):
-                raise ConfigError(f"config field {where}{key} = {source[key]!r}: only {only!r} is implemented")
+                raise ConfigError(f"config field {where}{key} = {shown(source[key])}: only {only!r} is implemented")
             if key in source and source[key] != only:
-                raise ConfigError(f"config field {where}{key} = {source[key]!r}: only {only!r} is implemented")
+                raise ConfigError(f"config field {where}{key} = {shown(source[key])}: only {only!r} is implemented")
 
 
 def warn_unknown(source: Mapping[str, Any], known: set[str], where: str) -> None:

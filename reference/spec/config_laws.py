@@ -5,7 +5,8 @@ Every refusal names the field, its value and the law. Sources: V4.1 model specif
 
 from typing import TYPE_CHECKING, Any
 
-from reference.spec.errors import ConfigError
+from reference.spec.engram import table_primes
+from reference.spec.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from reference.spec.config import ModelConfig
@@ -17,8 +18,8 @@ MAX_EXPERTS = 65536
 def require(holds: bool, field: str, value: Any, law: str) -> None:
     """Raise `ConfigError` naming field, value and law unless the law holds."""
     if not holds:
-        shown = list(value) if isinstance(value, tuple) else value
-        raise ConfigError(f"config field {field} = {shown!r}: {law}")
+        plain = list(value) if isinstance(value, tuple) else value
+        raise ConfigError(f"config field {field} = {shown(plain)}: {law}")
 
 
 def _positive(config: "ModelConfig", *fields: str, limit: int = MAX_INT) -> None:
@@ -176,6 +177,13 @@ def _check_engram(config: "ModelConfig") -> None:
     _multiple("engram_head_dim", config.engram_head_dim, 32, "table rows have one scale for 32 channels")
     pad, vocab = config.engram_pad_token_id, config.vocab_size
     require(0 <= pad < vocab, "engram_pad_token_id", pad, f"must be in 0..{vocab - 1} (vocab_size = {vocab})")
+    law = f"must not exceed vocab_size = {vocab}"
+    compressed = config.engram_compressed_vocab_size
+    require(compressed <= vocab, "engram_compressed_vocab_size", compressed, law)
+    primes = table_primes(len(layers), ngram, config.engram_n_heads, config.engram_vocab_size)
+    sums = [sum(map(sum, sizes)) for sizes in primes]
+    law = f"must be the sums of the table primes from engram_vocab_size = {config.engram_vocab_size} up, {sums}"
+    require(list(rows) == sums, "engram_num_embeddings", rows, law)
 
 
 def _check_draft(config: "ModelConfig") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reference.spec import config_fields
 from reference.spec.config_fields import FIXED_QUANTIZATION, FIXED_VALUES, ROOT_FIELDS, ROPE_FIELDS
 from reference.spec.config_fields import TEXT_FIELDS, VISION_FIELDS
-from reference.spec.errors import ConfigError
+from reference.spec.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from reference.spec.config import ModelConfig
@@ -24,7 +24,7 @@ def read(source: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a field is missing, mistyped, contradicted or fixed to another value.
     """
     if not isinstance(source, Mapping):
-        raise ConfigError(f"config = {source!r}: must be a JSON object")
+        raise ConfigError(f"config = {shown(source)}: must be a JSON object")
     values = _read_released(source) if "text_config" in source else _read_flat(source)
     if values["max_position_embeddings"] is None:
         values["max_position_embeddings"] = _trained_context(values["rope_scaling"])
@@ -42,7 +42,7 @@ def _trained_context(rope_scaling: Mapping[str, Any] | None) -> int:
 def _mapping(source: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
     value = source.get(key)
     if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"config field {key} = {value!r}: must be a JSON object or null")
+        raise ConfigError(f"config field {key} = {shown(value)}: must be a JSON object or null")
     return value
 
 
@@ -53,7 +53,7 @@ def _read_released(source: Mapping[str, Any]) -> dict[str, Any]:
     for where, model_type in (("", "deepseek_v41"), ("text_config.", "deepseek_v41_text")):
         found = (text if where else source).get("model_type", model_type)
         if found != model_type:
-            raise ConfigError(f"config field {where}model_type = {found!r}: only {model_type!r} is implemented")
+            raise ConfigError(f"config field {where}model_type = {shown(found)}: only {model_type!r} is implemented")
     config_fields.check_fixed(text, "text_config.", flat=False)
     values = config_fields.read_fields(TEXT_FIELDS, text, "text_config.", flat=False)
     # Token ids stand at the root; some writers repeat them inside text_config.
@@ -78,7 +78,7 @@ def _released_rope_scaling(text: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     rope_type = scaling.get("rope_type", scaling.get("type"))
     if rope_type != "yarn":
-        raise ConfigError(f"config field rope_scaling.rope_type = {rope_type!r}: only 'yarn' is implemented")
+        raise ConfigError(f"config field rope_scaling.rope_type = {shown(rope_type)}: only 'yarn' is implemented")
     return config_fields.read_fields(ROPE_FIELDS, scaling, "rope_scaling.", flat=False)
 
 
@@ -89,7 +89,7 @@ def _released_quantization(source: Mapping[str, Any]) -> bool:
     for key, only in FIXED_QUANTIZATION.items():
         found = quantization.get(key, only if key == "activation_scheme" else None)
         if found != only:
-            raise ConfigError(f"config field quantization_config.{key} = {found!r}: only {only!r} is implemented")
+            raise ConfigError(f"config field quantization_config.{key} = {shown(found)}: only {only!r} is implemented")
     config_fields.warn_unknown(quantization, set(FIXED_QUANTIZATION), "quantization_config.")
     return True
 
@@ -107,10 +107,10 @@ def _read_flat(source: Mapping[str, Any]) -> dict[str, Any]:
         values["vision"] = config_fields.read_fields(VISION_FIELDS, flat, "vision_", flat=False)
     for key, only in (("expert_dtype", "fp4"), ("scale_fmt", "ue8m0")):
         if source.get(key, only) not in (only, None):
-            raise ConfigError(f"config field {key} = {source[key]!r}: only {only!r} is implemented")
+            raise ConfigError(f"config field {key} = {shown(source[key])}: only {only!r} is implemented")
     dtype = source.get("dtype", "fp8")
     if dtype not in ("fp8", "bf16", "bfloat16"):
-        raise ConfigError(f"config field dtype = {dtype!r}: only 'fp8' and 'bf16' are implemented")
+        raise ConfigError(f"config field dtype = {shown(dtype)}: only 'fp8' and 'bf16' are implemented")
     values["quantized"] = dtype == "fp8"
     known = {name for field in TEXT_FIELDS + ROOT_FIELDS + ROPE_FIELDS for name in (field.name, field.flat)}
     known |= {name for fixed in FIXED_VALUES for name in fixed[:2]}

@@ -30,3 +30,12 @@ class KernelUnavailableError(CounterpointError, RuntimeError):
 
 class EngineError(CounterpointError, RuntimeError):
     """The engine cannot go on; what it had promised is broken."""
+
+
+def shown(value: object, limit: int = 300) -> str:
+    """`repr` for a message: cut to limit characters, and never an error of its own."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,11 +1,11 @@
 """`SamplingParams`: how one request is sampled and when it stops. It knows nothing about prompts, models or devices."""
 
 import dataclasses
-import math
+import sys
 from typing import Any
 
 from reference.spec.config_fields import nearest
-from reference.spec.errors import RequestError, UnsupportedError
+from reference.spec.errors import RequestError, UnsupportedError, shown
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**64 - 1
@@ -22,7 +22,7 @@ NEUTRAL_VALUES: dict[str, Any] = {
 
 
 def _refuse(name: str, value: Any, law: str) -> None:
-    raise RequestError(f"SamplingParams.{name} = {value!r}: {law}")
+    raise RequestError(f"SamplingParams.{name} = {shown(value)}: {law}")
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:
@@ -32,7 +32,7 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float, law: str) -> float:
-    if type(value) not in (int, float) or not low <= value <= high or not math.isfinite(value):
+    if type(value) not in (int, float) or not low <= value <= high:
         _refuse(name, value, law)
     return float(value)
 
@@ -42,7 +42,7 @@ class _CheckedKeywords(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if args:
-            raise RequestError(f"SamplingParams takes keywords only, got the positional value {args[0]!r}")
+            raise RequestError(f"SamplingParams takes keywords only, got the positional value {shown(args[0])}")
         known = [field.name for field in dataclasses.fields(cls)]
         for name in kwargs:
             if name not in known:
@@ -89,7 +89,7 @@ class SamplingParams(metaclass=_CheckedKeywords):
         for name, neutral in NEUTRAL_VALUES.items():
             value = getattr(self, name)
             if type(value) is bool or value != neutral:
-                message = f"SamplingParams.{name} = {value!r}: not supported yet; only {neutral!r} is accepted"
+                message = f"SamplingParams.{name} = {shown(value)}: not supported yet; only {neutral!r} is accepted"
                 raise UnsupportedError(message)
         for name, value in self._checked().items():
             object.__setattr__(self, name, value)
@@ -105,9 +105,7 @@ class SamplingParams(metaclass=_CheckedKeywords):
             _refuse("ignore_eos", self.ignore_eos, "must be a bool")
         return {
             "n": _integer("n", self.n, 1, 65536),
-            "temperature": _number(
-                "temperature", self.temperature, 0.0, math.inf, "must be a finite number of at least 0"
-            ),
+            "temperature": _number("temperature", self.temperature, 0.0, sys.float_info.max, "must be finite and not below 0"),
             "top_p": top_p,
             "top_k": 0 if top_k == -1 else top_k,
             "min_p": _number("min_p", self.min_p, 0.0, 1.0, "must be a number in [0, 1]"),
