@@ -1,0 +1,6 @@
+"""The model, defined: one sequence, no cache, plain PyTorch. ``ReferenceModel`` is the way in, ``draft.propose`` drafts."""
+
+from reference.model.draft import Draft
+from reference.model.transformer import ReferenceModel
+
+__all__ = ["Draft", "ReferenceModel"]
