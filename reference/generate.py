@@ -2,9 +2,9 @@
 
 Knows when a completion ends and what its text is; knows nothing about batches, caches or how the logits come about.
 
-A completion ends, in this order of precedence, with a stop string, with the EOS (unless `ignore_eos`) or a stop token id,
-or because `max_tokens` or the context is used up. The ids keep the token that ended it; the text leaves out a stop token and
-everything from a stop string on.
+A completion ends, in this order of precedence, with a stop string, with the EOS (unless `ignore_eos`) or a stop token
+id, or because `max_tokens` or the context is used up. The ids keep the token that ended it; the text leaves out a stop
+token and everything from a stop string on.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def generate(
         replay_start: see the model; fixed for the whole request.
 
     Raises:
-        RequestError: an empty or too long prompt, an id outside the vocabulary, stop strings without a tokenizer, or logits
-            from which nothing can be drawn.
+        RequestError: an empty or too long prompt, an id outside the vocabulary, stop strings without a tokenizer, or
+            logits from which nothing can be drawn.
     """
     prompt = list(prompt_ids)
     limit = max_model_len or model.config.max_position_embeddings

@@ -1,7 +1,7 @@
 """How the next token is chosen from one row of logits: counter-based noise, filters, the Gumbel-max draw, logprobs.
 
-Knows nothing about the model, about requests or about text. A draw is a pure function of the logits, the parameters, the
-seed, the token's absolute position, the role and the sample index: no state, so no batch and no restart can shift it.
+Knows nothing about the model, about requests or about text. A draw is a pure function of the logits, the parameters,
+the seed, the token's absolute position, the role and the sample index: no state, so no batch and no restart shifts it.
 
 The order is pinned: [greedy exit at temperature 0] → temperature → top-k → top-p (on what top-k kept, renormalised) →
 min-p → draw. Logprobs are raw: the log-softmax of the model's own logits, before all of these.
@@ -80,7 +80,8 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 def random_words(vocab_size: int, seed: int, position: int, role: Role, sample_index: int) -> np.ndarray:
     """One random word per token id: [V] uint32.
 
-    The counter is (token id >> 2, position, role, sample index), the word token id & 3; the key is (low, high) of the seed.
+    The counter is (token id >> 2, position, role, sample index), the word token id & 3; the key is the seed's two
+    halves, low and high.
 
     Args:
         seed: unsigned 64-bit.
@@ -104,7 +105,8 @@ def uniforms(words: np.ndarray) -> np.ndarray:
 def exponentials(words: np.ndarray) -> np.ndarray:
     """Exponential float64 values E = −log1p(−u); the shape is kept.
 
-    A word has 32 bits, hence −ln E ≤ 22.9: a token more than about 23 nats below the best, noise included, is never drawn.
+    A word has 32 bits, hence −ln E ≤ 22.9: a token more than about 23 nats below the best, noise included, is never
+    drawn.
     """
     return -np.log1p(-uniforms(words))
 
@@ -143,7 +145,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """−inf from the first token on whose strictly better tokens hold a mass of p or more; the best stays. p ≥ 1 is off. [V]
+    """Keep a token while the mass strictly before it is below p, else −inf; the best stays. p ≥ 1 is off. [V]
 
     The mass is that of the softmax of `logits`, so it is renormalised over what earlier filters kept; the sum runs over
     the tokens in the order (logit descending, id ascending), in float64.

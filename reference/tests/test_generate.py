@@ -1,4 +1,4 @@
-"""Laws of one-sequence generation, on a toy model that is a table: what ends a completion, what its ids and its text hold."""
+"""Laws of one-sequence generation, on a toy model: what ends a completion, and what its ids and its text hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EOS = 1
 
 
 class Counter:
-    """A model whose best next token is the last one plus one; the second best is EOS. Ids count up from the prompt's last."""
+    """A model whose best next token is the last one plus one; the second best is EOS."""
 
     config: Any = SimpleNamespace(vocab_size=VOCAB, eos_token_id=EOS, max_position_embeddings=16)
 
@@ -119,7 +119,9 @@ def test_logprobs_hold_the_sampled_token_and_the_best_ones() -> None:
     assert list(first) == [0, 3, EOS]  # 3 and EOS are masked at first, so 0 is drawn; logprobs are raw
     assert [first[t].rank for t in first] == [3, 1, 2]
     assert first[3].logprob == pytest.approx(9 - math.log(total), abs=1e-6)
-    assert done.cumulative_logprob == sum(step[t].logprob for step, t in zip(done.logprobs, done.token_ids, strict=True))
+    assert done.cumulative_logprob == sum(
+        step[t].logprob for step, t in zip(done.logprobs, done.token_ids, strict=True)
+    )
 
 
 def test_logprobs_zero_reports_the_sampled_token_alone() -> None:
@@ -151,4 +153,4 @@ def test_a_bad_prompt_is_refused(prompt: list[Any]) -> None:
 
 def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="tokenizer"):
-        generate(Counter(), None, [2], SamplingParams(stop="x"), 0)
+        generate(Counter(), None, [2], SamplingParams(stop=("x",)), 0)
