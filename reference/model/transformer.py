@@ -41,6 +41,7 @@ class ReferenceModel:
         self.numerics = numerics or Numerics()
         device = weights["embed.weight"].device
         self.token_map = None if token_map is None else token_map.to(device)
+        self.pad = 0 if token_map is None else int(token_map[config.engram_pad_token_id])
         ratios = {*config.compress_ratios[: config.num_hidden_layers], 0}
         self.frequencies = {ratio: rope.layer_frequencies(config, ratio).to(device) for ratio in ratios}
         self.hashes = _hash_tensors(config, device)
@@ -106,8 +107,7 @@ class ReferenceModel:
         """Engram table rows: tokens [..., T] -> int64 [..., T, columns]."""
         if self.token_map is None:
             raise ValueError("a model with Engram layers needs a token_map")
-        pad = self.token_map[self.config.engram_pad_token_id]
-        return engram.hash_rows(self.token_map[tokens], pad, *self.hashes[layer])  # [..., T, columns]
+        return engram.hash_rows(self.token_map[tokens], self.pad, *self.hashes[layer])  # [..., T, columns]
 
     def layer(
         self, layer: int, h: Tensor, pre: Tensor, positions: Tensor, start: int, context: SharedRows, notes: Trace
