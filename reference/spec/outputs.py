@@ -35,13 +35,17 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestMetrics:
-    """When things happened, in seconds of a monotonic clock; None for what did not happen."""
+    """When things happened, in seconds of a monotonic clock; None for what did not happen.
+
+    seq_seed: the seed that the request was sampled with, its own or one drawn for it.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    seq_seed: int | None = None
 
 
 @dataclasses.dataclass
