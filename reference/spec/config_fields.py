@@ -117,8 +117,11 @@ FIXED_QUANTIZATION: dict[str, Any] = {
 
 # Keys that carry no information about the text model.
 IGNORED_KEYS = frozenset(
-    "model_type architectures dtype torch_dtype transformers_version initializer_range use_cache attention_dropout "
-    "max_batch_size temperature scale_fmt expert_dtype _name_or_path".split()
+    (
+        *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"),
+        *("initializer_range", "use_cache", "attention_dropout"),
+        *("max_batch_size", "temperature", "scale_fmt", "expert_dtype"),
+    )
 )
 
 
@@ -174,7 +177,8 @@ def read_fields(fields: Iterable[Field], source: Mapping[str, Any], where: str, 
         value = typed(where + found[0], field.kind, source[found[0]])
         for other in found[1:]:
             if typed(where + other, field.kind, source[other]) != value:
-                raise ConfigError(f"config field {where}{other} = {shown(source[other])}: {found[0]} says {shown(value)}")
+                law = f"{found[0]} says {shown(value)}"
+                raise ConfigError(f"config field {where}{other} = {shown(source[other])}: {law}")
         values[field.name] = value
     return values
 

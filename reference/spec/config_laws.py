@@ -3,13 +3,14 @@
 Every refusal names the field, its value and the law. Sources: V4.1 model specification §§1, 2, 4, 6, 7, 9.
 """
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from reference.spec.engram import table_primes
 from reference.spec.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from reference.spec.config import ModelConfig
+    from reference.spec.config import ModelConfig, VisionConfig
 
 MAX_INT = 2**31 - 1
 MAX_EXPERTS = 65536
@@ -36,7 +37,7 @@ def _ascending_layers(config: "ModelConfig", field: str) -> None:
     layers, count = getattr(config, field), config.num_hidden_layers
     inside = all(0 <= layer < count for layer in layers)
     require(inside, field, layers, f"every layer must be in 0..{count - 1} (num_hidden_layers = {count})")
-    ascending = all(low < high for low, high in zip(layers, layers[1:], strict=False))
+    ascending = all(low < high for low, high in itertools.pairwise(layers))
     require(ascending, field, layers, "must be strictly ascending")
 
 
@@ -59,7 +60,7 @@ def check(config: "ModelConfig") -> None:
     if config.quantized:
         _check_quantized(config)
     if config.vision is not None:
-        _check_vision(config)
+        _check_vision(config.vision)
 
 
 def _check_sizes(config: "ModelConfig") -> None:
@@ -114,11 +115,11 @@ def _check_sources(config: "ModelConfig") -> None:
         law = f"must hold every kv source: layer {source} of kv_source_layer_ids = {list(kv_sources)} is missing"
         require(source in index_sources, "index_source_layer_ids", index_sources, law)
     for layer in range(config.num_hidden_layers):
-        source = config.kv_source(layer)
         if ratios[layer] == 0:
             continue
         law = f"layer {layer} has ratio {ratios[layer]} and no kv source at or before it"
-        require(source is not None, "kv_source_layer_ids", kv_sources, law)
+        require(any(source <= layer for source in kv_sources), "kv_source_layer_ids", kv_sources, law)
+        source = max(source for source in kv_sources if source <= layer)
         law = f"layer {layer} has ratio {ratios[layer]}, but its kv source, layer {source}, has ratio {ratios[source]}"
         require(ratios[source] == ratios[layer], "compress_ratios", ratios, law)
 
@@ -207,9 +208,9 @@ def _check_quantized(config: "ModelConfig") -> None:
     _multiple("o_groups * o_lora_rank", config.o_groups * config.o_lora_rank, 32, reason)
 
 
-def _check_vision(config: "ModelConfig") -> None:
+def _check_vision(vision: "VisionConfig") -> None:
     for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "patch_size"):
-        value = getattr(config.vision, field)
+        value = getattr(vision, field)
         require(1 <= value <= MAX_EXPERTS, f"vision_config.{field}", value, f"must be in 1..{MAX_EXPERTS}")
-    ratio = config.vision.downsample_ratio
+    ratio = vision.downsample_ratio
     require(1 <= ratio <= 64, "vision_config.downsample_ratio", ratio, "must be in 1..64")

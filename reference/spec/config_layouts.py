@@ -7,8 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from reference.spec import config_fields
-from reference.spec.config_fields import FIXED_QUANTIZATION, FIXED_VALUES, ROOT_FIELDS, ROPE_FIELDS
-from reference.spec.config_fields import TEXT_FIELDS, VISION_FIELDS
+from reference.spec.config_fields import (
+    FIXED_QUANTIZATION,
+    FIXED_VALUES,
+    ROOT_FIELDS,
+    ROPE_FIELDS,
+    TEXT_FIELDS,
+    VISION_FIELDS,
+)
 from reference.spec.errors import ConfigError, shown
 
 if TYPE_CHECKING:

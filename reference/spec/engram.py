@@ -107,7 +107,8 @@ class EngramLayout:
             return cls(())
         ngram, heads = config.engram_max_ngram_size, config.engram_n_heads
         primes = table_primes(len(config.engram_layer_ids), ngram, heads, config.engram_vocab_size)
-        return cls(tuple(_layer_layout(config, layer, rows) for layer, rows in zip(config.engram_layer_ids, primes, strict=True)))
+        layers = zip(config.engram_layer_ids, primes, strict=True)
+        return cls(tuple(_layer_layout(config, layer, sizes) for layer, sizes in layers))
 
     def of_layer(self, layer: int) -> EngramLayerLayout:
         """The layout of one global layer id.

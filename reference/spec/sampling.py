@@ -9,6 +9,7 @@ from reference.spec.errors import RequestError, UnsupportedError, shown
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**64 - 1
+LARGEST = sys.float_info.max
 
 # Options that are known but not served yet, with the only value that changes nothing.
 NEUTRAL_VALUES: dict[str, Any] = {
@@ -43,7 +44,7 @@ class _CheckedKeywords(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if args:
             raise RequestError(f"SamplingParams takes keywords only, got the positional value {shown(args[0])}")
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [field.name for field in dataclasses.fields(SamplingParams)]
         for name in kwargs:
             if name not in known:
                 raise RequestError(f"SamplingParams has no parameter {name!r}{nearest(name, known)}")
@@ -105,7 +106,7 @@ class SamplingParams(metaclass=_CheckedKeywords):
             _refuse("ignore_eos", self.ignore_eos, "must be a bool")
         return {
             "n": _integer("n", self.n, 1, 65536),
-            "temperature": _number("temperature", self.temperature, 0.0, sys.float_info.max, "must be finite and not below 0"),
+            "temperature": _number("temperature", self.temperature, 0.0, LARGEST, "must be finite and not below 0"),
             "top_p": top_p,
             "top_k": 0 if top_k == -1 else top_k,
             "min_p": _number("min_p", self.min_p, 0.0, 1.0, "must be a number in [0, 1]"),
