@@ -39,6 +39,18 @@ def round_to_bf16(x: Tensor) -> Tensor:
     return torch.where(torch.isfinite(x), result, x)
 
 
+class _StraightThrough(torch.autograd.Function):
+    """Value of the second argument, gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
 @dataclass(frozen=True)
 class Numerics:
     """The switches of the reference's arithmetic.
@@ -60,11 +72,11 @@ class Numerics:
     static_shapes: bool = False
 
     def _pass_through(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + (y - x).detach() if self.straight_through and x.requires_grad else y
+        return y + (x - x.detach()) if self.straight_through and x.requires_grad else y  # adds an exact zero
 
     def bf16(self, x: Tensor) -> Tensor:
         """A named bf16 boundary; shape and dtype of ``x`` are kept."""
-        return self._pass_through(x, round_to_bf16(x.detach() if self.straight_through else x)) if self.round_bf16 else x
+        return self._pass_through(x, round_to_bf16(x.detach())) if self.round_bf16 else x
 
     def activation(self, x: Tensor) -> Tensor:
         """Input of a quantised linear [..., K]: FP8 blocks of 32 along K with power-of-two scales (§5.1)."""
