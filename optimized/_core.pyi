@@ -8,7 +8,6 @@ Arrays that come out share the plan's memory: they stay valid as long as any of 
 whatever the scheduler does next.
 """
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Literal
 
@@ -76,7 +75,8 @@ class StepPlan:
         max_in_flight=1)."""
 
 class Scheduler:
-    """Requests, pages, state slots and step plans of one rank. Not thread-safe: one thread at a time.
+    """Requests, pages, state slots and step plans of one rank. Calls from several threads are served one at a time, without
+    the GIL.
 
     Policy: FCFS without overtaking. Prefill whenever the head of the waiting queue is admissible (or a chunked prompt is
     unfinished), at most max_consecutive_prefills steps in a row while other requests could decode; otherwise decode.

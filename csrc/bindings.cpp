@@ -1,0 +1,210 @@
+// Python's view of the core: argument types, array views and the lock. No policy lives here.
+#include <pybind11/native_enum.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <mutex>
+#include <optional>
+
+#include "scheduler.hpp"
+
+namespace py = pybind11;
+
+namespace counterpoint {
+
+namespace {
+
+// Taken with noconvert: another dtype or a strided view is a TypeError, never a copy.
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <typename T>
+std::span<const T> view(const char* name, const Array<T>& array) {
+    if (array.ndim() != 1) {
+        throw std::invalid_argument(std::string(name) + ": has " + std::to_string(array.ndim()) + " dimensions, must have 1");
+    }
+    return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+template <typename T>
+std::span<const T> view(const char* name, const std::optional<Array<T>>& array) {
+    return array ? view(name, *array) : std::span<const T>{};
+}
+
+// An array that takes over the vector: no copy, freed with the last array that refers to it.
+template <typename T>
+py::array own(std::vector<T>&& values) {
+    auto* held = new std::vector<T>(std::move(values));
+    const py::capsule owner(held, [](void* pointer) { delete static_cast<std::vector<T>*>(pointer); });
+    return py::array_t<T>(static_cast<py::ssize_t>(held->size()), held->data(), owner);
+}
+
+// A StepPlan field as an array whose base is the plan: the plan lives as long as any of its arrays.
+template <auto Field>
+py::array plan_array(const py::object& self) {
+    auto& values = self.cast<StepPlan&>().*Field;
+    return py::array(py::dtype::of<typename std::remove_reference_t<decltype(values)>::value_type>(),
+                     {static_cast<py::ssize_t>(values.size())}, values.data(), self);
+}
+
+py::array fresh_array(const py::object& self) {
+    auto& values = self.cast<StepPlan&>().fresh;
+    static_assert(sizeof(bool) == sizeof(std::uint8_t));
+    return py::array(py::dtype::of<bool>(), {static_cast<py::ssize_t>(values.size())},
+                     reinterpret_cast<const bool*>(values.data()), self);
+}
+
+py::array page_table_array(const py::object& self) {
+    auto& plan = self.cast<StepPlan&>();
+    return py::array_t<std::int32_t>({plan.num_requests(), plan.table_width}, plan.page_table.data(), self);
+}
+
+// One call at a time, with the GIL released while it waits and works.
+class LockedScheduler {
+public:
+    explicit LockedScheduler(const SchedulerOptions& options) : scheduler_(options) {}
+
+    template <typename Call>
+    auto with(Call&& call) {
+        const py::gil_scoped_release nogil;
+        const std::lock_guard lock(mutex_);
+        return call(scheduler_);
+    }
+
+private:
+    std::mutex mutex_;
+    Scheduler scheduler_;
+};
+
+template <typename Read>
+auto getter(Read read) {
+    return [read](LockedScheduler& self) { return self.with([&](const Scheduler& s) { return std::int64_t{read(s)}; }); };
+}
+
+void bind_plan(py::module_& module) {
+    py::class_<StepPlan, std::shared_ptr<StepPlan>>(module, "StepPlan")
+        .def_property_readonly("kind", [](const StepPlan& plan) { return name_of(plan.kind); })
+        .def_readonly("step_id", &StepPlan::step_id)
+        .def_property_readonly("num_requests", &StepPlan::num_requests)
+        .def_property_readonly("num_rows", &StepPlan::num_rows)
+        .def_property_readonly("request_ids", &plan_array<&StepPlan::request_ids>)
+        .def_property_readonly("slots", &plan_array<&StepPlan::slots>)
+        .def_property_readonly("query_start", &plan_array<&StepPlan::query_start>)
+        .def_property_readonly("positions", &plan_array<&StepPlan::positions>)
+        .def_property_readonly("tokens", &plan_array<&StepPlan::tokens>)
+        .def_property_readonly("kv_lens", &plan_array<&StepPlan::kv_lens>)
+        .def_property_readonly("page_table", &page_table_array)
+        .def_property_readonly("sample_rows", &plan_array<&StepPlan::sample_rows>)
+        .def_property_readonly("fresh", &fresh_array)
+        .def_property_readonly("replay_starts", &plan_array<&StepPlan::replay_starts>)
+        .def_property_readonly("previous_rows", &plan_array<&StepPlan::previous_rows>);
+}
+
+void bind_steps(py::class_<LockedScheduler>& scheduler) {
+    scheduler.def("schedule", [](LockedScheduler& self) { return self.with([](Scheduler& s) { return s.schedule(); }); });
+    scheduler.def(
+        "commit",
+        [](LockedScheduler& self, std::int64_t step_id, const Array<std::int64_t>& request_ids,
+           const Array<std::int64_t>& tokens, const Array<std::int32_t>& counts, const Array<bool>& finished,
+           const std::optional<Array<std::int64_t>>& draft_tokens, const std::optional<Array<std::int32_t>>& draft_counts) {
+            const StepResult result{view("request_ids", request_ids), view("tokens", tokens),
+                                    view("counts", counts),           view("finished", finished),
+                                    view("draft_tokens", draft_tokens), view("draft_counts", draft_counts)};
+            return own(self.with([&](Scheduler& s) { return s.commit(step_id, result); }));
+        },
+        py::arg("step_id"), py::arg("request_ids").noconvert(), py::arg("tokens").noconvert(), py::arg("counts").noconvert(),
+        py::arg("finished").noconvert(), py::arg("draft_tokens").noconvert() = py::none(),
+        py::arg("draft_counts").noconvert() = py::none());
+    scheduler.def("discard", [](LockedScheduler& self, std::int64_t step_id) {
+        self.with([&](Scheduler& s) { s.discard(step_id); });
+    }, py::arg("step_id"));
+}
+
+void bind_requests(py::class_<LockedScheduler>& scheduler) {
+    scheduler.def(
+        "add",
+        [](LockedScheduler& self, std::int64_t id, const Array<std::int64_t>& prompt, std::int64_t max_tokens,
+           std::int64_t replay_start) {
+            const auto tokens = view("prompt", prompt);
+            return self.with([&](Scheduler& s) { return s.add(id, tokens, max_tokens, replay_start); });
+        },
+        py::arg("request_id"), py::arg("prompt").noconvert(), py::arg("max_tokens"), py::arg("replay_start") = 0);
+    scheduler.def("abort", [](LockedScheduler& self, std::int64_t id) {
+        return self.with([&](Scheduler& s) { return s.abort(id); });
+    }, py::arg("request_id"));
+    scheduler.def("explain_never", [](LockedScheduler& self, std::int64_t prompt_length, std::int64_t max_tokens) {
+        return self.with([&](Scheduler& s) { return s.explain_never(prompt_length, max_tokens); });
+    }, py::arg("prompt_len"), py::arg("max_tokens"));
+    scheduler.def("lifetime_pages", [](LockedScheduler& self, std::int64_t prompt_length, std::int64_t max_tokens) {
+        return self.with([&](Scheduler& s) { return s.lifetime_pages(prompt_length, max_tokens); });
+    }, py::arg("prompt_len"), py::arg("max_tokens"));
+}
+
+void bind_inspection(py::class_<LockedScheduler>& scheduler) {
+    scheduler.def("has_work", [](LockedScheduler& self) { return self.with([](Scheduler& s) { return s.has_work(); }); });
+    scheduler.def_property_readonly("num_usable_pages", getter([](const Scheduler& s) { return s.pages().num_usable(); }));
+    scheduler.def_property_readonly("num_free_pages", getter([](const Scheduler& s) { return s.pages().num_free(); }));
+    scheduler.def_property_readonly("num_deferred_pages", getter([](const Scheduler& s) { return s.deferred().num_pages(); }));
+    scheduler.def_property_readonly("num_usable_slots", getter([](const Scheduler& s) { return s.slots().num_usable(); }));
+    scheduler.def_property_readonly("num_free_slots", getter([](const Scheduler& s) { return s.slots().num_free(); }));
+    scheduler.def_property_readonly("num_deferred_slots", getter([](const Scheduler& s) { return s.deferred().num_slots(); }));
+    scheduler.def_property_readonly("num_waiting", getter([](const Scheduler& s) { return s.num_waiting(); }));
+    scheduler.def_property_readonly("num_running", getter([](const Scheduler& s) { return s.num_running(); }));
+    scheduler.def_property_readonly("num_in_flight", getter([](const Scheduler& s) { return s.num_in_flight(); }));
+    scheduler.def_property_readonly("num_preemptions", getter([](const Scheduler& s) { return s.num_preemptions(); }));
+    scheduler.def("request_ids", [](LockedScheduler& self) {
+        return own(self.with([](const Scheduler& s) { return s.request_ids(); }));
+    });
+    scheduler.def("state", [](LockedScheduler& self, std::int64_t id) {
+        return self.with([&](const Scheduler& s) { return name_of(s.request(id).state); });
+    }, py::arg("request_id"));
+    scheduler.def("pages", [](LockedScheduler& self, std::int64_t id) {
+        return own(self.with([&](const Scheduler& s) { return s.request(id).pages; }));
+    }, py::arg("request_id"));
+    scheduler.def("slot", [](LockedScheduler& self, std::int64_t id) {
+        return self.with([&](const Scheduler& s) { return s.request(id).slot; });
+    }, py::arg("request_id"));
+    scheduler.def("tokens", [](LockedScheduler& self, std::int64_t id) {
+        return own(self.with([&](const Scheduler& s) { return s.request(id).tokens; }));
+    }, py::arg("request_id"));
+    scheduler.def("num_computed", [](LockedScheduler& self, std::int64_t id) {
+        return self.with([&](const Scheduler& s) { return s.request(id).computed; });
+    }, py::arg("request_id"));
+    scheduler.def("check_integrity", [](LockedScheduler& self) { self.with([](const Scheduler& s) { s.check_integrity(); }); });
+    scheduler.def("dump", [](LockedScheduler& self) { return self.with([](const Scheduler& s) { return s.dump(); }); });
+}
+
+std::unique_ptr<LockedScheduler> make_scheduler(std::int64_t num_pages, std::int64_t page_size, std::int64_t num_slots,
+                                                std::int64_t max_num_seqs, std::int64_t max_num_batched_tokens,
+                                                std::int64_t max_model_len, std::int64_t nextn, std::int64_t chunk_grid,
+                                                std::int64_t max_consecutive_prefills, double max_cache_usage,
+                                                std::int64_t max_in_flight) {
+    return std::make_unique<LockedScheduler>(SchedulerOptions{
+        .num_pages = num_pages, .page_size = page_size, .num_slots = num_slots, .max_num_seqs = max_num_seqs,
+        .max_num_batched_tokens = max_num_batched_tokens, .max_model_len = max_model_len, .nextn = nextn,
+        .chunk_grid = chunk_grid, .max_consecutive_prefills = max_consecutive_prefills, .max_cache_usage = max_cache_usage,
+        .max_in_flight = max_in_flight});
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+    module.doc() = "Scheduler, page manager and step plans of the engine; see _core.pyi.";
+    py::native_enum<Admission>(module, "Admission", "enum.Enum")
+        .value("OK", Admission::OK)
+        .value("LATER", Admission::LATER)
+        .value("NEVER", Admission::NEVER)
+        .finalize();
+    bind_plan(module);
+    py::class_<LockedScheduler> scheduler(module, "Scheduler");
+    scheduler.def(py::init(&make_scheduler), py::arg("num_pages"), py::arg("page_size"), py::arg("num_slots"),
+                  py::arg("max_num_seqs"), py::arg("max_num_batched_tokens"), py::arg("max_model_len"), py::arg("nextn") = 0,
+                  py::arg("chunk_grid") = 1, py::kw_only(), py::arg("max_consecutive_prefills") = 8,
+                  py::arg("max_cache_usage") = 0.9, py::arg("max_in_flight") = 1);
+    bind_requests(scheduler);
+    bind_steps(scheduler);
+    bind_inspection(scheduler);
+}
+
+}  // namespace counterpoint

@@ -1,0 +1,140 @@
+// The scheduler's ledger: what a finished step changes. See scheduler.hpp.
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+#include "scheduler.hpp"
+
+namespace counterpoint {
+
+namespace {
+
+void require(bool holds, const std::string& message) {
+    if (!holds) {
+        throw std::invalid_argument(message);
+    }
+}
+
+template <typename T>
+void require_length(const char* name, std::span<const T> values, std::size_t length) {
+    require(values.size() == length, std::string(name) + ": has " + std::to_string(values.size()) + " elements, must have " +
+                                         std::to_string(length));
+}
+
+std::string at(const char* name, std::size_t index, std::int64_t value) {
+    return std::string(name) + "[" + std::to_string(index) + "]=" + std::to_string(value) + ": ";
+}
+
+std::size_t sum(std::span<const std::int32_t> counts) {
+    return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+}
+
+void require_tokens(const char* name, std::span<const std::int64_t> tokens) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        require(tokens[i] >= 0, at(name, i, tokens[i]) + "token ids must not be negative");
+    }
+}
+
+}  // namespace
+
+const Flight& Scheduler::oldest_flight(std::int64_t step_id) const {
+    require(!flights_.empty(), "step_id=" + std::to_string(step_id) + ": no step is in flight");
+    require(flights_.front().step_id == step_id, "step_id=" + std::to_string(step_id) + ": the oldest step in flight is " +
+                                                     std::to_string(flights_.front().step_id));
+    return flights_.front();
+}
+
+void Scheduler::check_result(const Flight& flight, const StepResult& result) const {
+    const std::size_t num_requests = flight.rows.size();
+    require_length("request_ids", result.request_ids, num_requests);
+    require_length("counts", result.counts, num_requests);
+    require_length("finished", result.finished, num_requests);
+    for (std::size_t i = 0; i < num_requests; ++i) {
+        const FlightRow& row = flight.rows[i];
+        require(result.request_ids[i] == row.request_id, at("request_ids", i, result.request_ids[i]) + "the plan has request " +
+                                                             std::to_string(row.request_id) + " there");
+        const std::int64_t most = row.sampled ? 1 + row.drafts : 0;
+        const std::int64_t least = row.sampled && !result.finished[i] ? 1 : 0;
+        const std::int64_t count = result.counts[i];
+        const bool live = find_live(row.request_id, row.admission) != nullptr;
+        require(live ? count >= least && count <= most : count >= 0,
+                at("counts", i, count) + "must be in " + std::to_string(live ? least : 0) + " .. " + std::to_string(most));
+    }
+    require_length("tokens", result.tokens, sum(result.counts));
+    require_tokens("tokens", result.tokens);
+    if (!result.draft_counts.empty() || !result.draft_tokens.empty()) {
+        require_length("draft_counts", result.draft_counts, num_requests);
+        for (std::size_t i = 0; i < num_requests; ++i) {
+            require(result.draft_counts[i] >= 0 && result.draft_counts[i] <= options_.nextn,
+                    at("draft_counts", i, result.draft_counts[i]) + "must be in 0 .. nextn = " + std::to_string(options_.nextn));
+        }
+        require_length("draft_tokens", result.draft_tokens, sum(result.draft_counts));
+        require_tokens("draft_tokens", result.draft_tokens);
+    }
+}
+
+std::vector<std::int32_t> Scheduler::commit(std::int64_t step_id, const StepResult& result) {
+    check_result(oldest_flight(step_id), result);
+    const Flight flight = std::move(flights_.front());
+    flights_.pop_front();
+    committed_ = step_id;
+
+    std::vector<std::int32_t> appended(flight.rows.size(), 0);
+    std::size_t token = 0;
+    std::size_t draft = 0;
+    bool any_ended = false;
+    for (std::size_t i = 0; i < flight.rows.size(); ++i) {
+        const FlightRow& row = flight.rows[i];
+        const auto tokens = result.tokens.subspan(token, static_cast<std::size_t>(result.counts[i]));
+        token += tokens.size();
+        const std::size_t num_drafts = result.draft_counts.empty() ? 0 : static_cast<std::size_t>(result.draft_counts[i]);
+        const auto drafts = result.draft_tokens.subspan(draft, num_drafts);
+        draft += num_drafts;
+        Request* request = find_live(row.request_id, row.admission);
+        if (request == nullptr) {
+            continue;  // a zombie row
+        }
+        appended[i] = result.counts[i];
+        settle(*request, row, tokens, drafts);
+        if (result.finished[i] || request->length() >= request->limit) {
+            request->state = RequestState::ENDED;
+            release_resources(*request);
+            any_ended = true;
+        }
+    }
+    if (any_ended) {
+        std::erase_if(running_, [this](const Request* request) {
+            return request->state == RequestState::ENDED && requests_.erase(request->id) > 0;
+        });
+    }
+    deferred_.settle(committed_, pages_, slots_);
+    return appended;
+}
+
+void Scheduler::settle(Request& request, const FlightRow& row, std::span<const std::int64_t> tokens,
+                       std::span<const std::int64_t> drafts) {
+    request.computed = row.end;
+    if (!row.sampled) {
+        return;
+    }
+    request.state = RequestState::RUNNING;
+    request.steps_in_flight -= 1;
+    request.most_in_flight -= 1 + row.drafts;
+    request.tokens.insert(request.tokens.end(), tokens.begin(), tokens.end());
+    request.computed = request.length() - 1;
+    if (request.steps_in_flight == 0) {  // else these follow a token that the step in flight has already replaced
+        request.drafts.assign(drafts.begin(), drafts.end());
+    }
+}
+
+void Scheduler::discard(std::int64_t step_id) {
+    oldest_flight(step_id);
+    flights_.pop_front();
+    committed_ = step_id;
+    while (!running_.empty()) {
+        preempt(*running_.back());
+    }
+    deferred_.settle(committed_, pages_, slots_);
+}
+
+}  // namespace counterpoint
