@@ -6,6 +6,8 @@ Source: V4.1 model specification §2 and §5 (DeepSeek-V4.1 inference/kernel.py 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -36,11 +38,15 @@ def encode_e4m3(x: Tensor) -> Tensor:
     return x.to(torch.float32).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
+@functools.cache
+def _e2m1_table(device: torch.device) -> Tensor:
+    values = _E2M1_MAGNITUDES + tuple(0.0 if m == 0.0 else -m for m in _E2M1_MAGNITUDES)
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
 def decode_e2m1(codes: Tensor) -> Tensor:
     """E2M1 codes 0..15 (uint8, any shape) to float32. Code 8 is +0.0, as in the released table."""
-    magnitudes = _E2M1_MAGNITUDES + tuple(0.0 if m == 0.0 else -m for m in _E2M1_MAGNITUDES)
-    table = torch.tensor(magnitudes, dtype=torch.float32, device=codes.device)
-    return table[codes.long()]
+    return _e2m1_table(codes.device)[codes.long()]
 
 
 def encode_e2m1(x: Tensor) -> Tensor:
@@ -68,9 +74,10 @@ def unpack_e2m1(packed: Tensor) -> Tensor:
 
 def decode_ue8m0(codes: Tensor) -> Tensor:
     """UE8M0 codes (uint8, any shape) to float32: 2^(code - 127); 255 is NaN."""
-    values = [2.0 ** (code - 127) for code in range(UE8M0_NAN)] + [float("nan")]
-    table = torch.tensor(values, dtype=torch.float32, device=codes.device)
-    return table[codes.long()]
+    exponent = codes.to(torch.int32)
+    bits = torch.where(exponent == 0, 1 << 22, exponent << 23)  # 2^-127 is subnormal in float32
+    bits = torch.where(exponent == UE8M0_NAN, 0x7FC00000, bits)
+    return bits.view(torch.float32)
 
 
 def encode_ue8m0_ceil(t: Tensor) -> Tensor:
