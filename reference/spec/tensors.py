@@ -42,6 +42,16 @@ class TensorSpec(NamedTuple):
         return {"I8": 2, "F8_E8M0": 0}.get(self.dtype, 1) * self.num_elements
 
     @property
+    def value_shape(self) -> tuple[int, ...]:
+        """Shape of the decoded values: packed FP4 has twice the columns."""
+        return (*self.shape[:-1], 2 * self.shape[-1]) if self.dtype == "I8" else self.shape
+
+    @property
+    def is_table(self) -> bool:
+        """Whether this is an Engram table: one scale for 32 channels of a row, not for a 32x32 tile."""
+        return self.name.endswith(".engram.embed.weight")
+
+    @property
     def scale_name(self) -> str | None:
         """Name of the scale tensor that gives this one its values; None when it needs none."""
         return self.name.removesuffix(".weight") + ".scale" if self.dtype in ("F8_E4M3", "I8") else None
