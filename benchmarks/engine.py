@@ -94,7 +94,7 @@ class Voices:
     """Both implementations of one checkpoint, loaded."""
 
     def __init__(self, model: str) -> None:
-        folder = tiny.FOLDER if model == "tiny" else Path(model)
+        folder = Path(tiny.__file__).parent if model == "tiny" else Path(model)
         checkpoint = reference_checkpoint.load_checkpoint(folder)
         self.config = checkpoint.config
         self.reference = ReferenceModel(checkpoint.config, checkpoint.weights, checkpoint.token_map)
