@@ -57,7 +57,7 @@ def environment(session: nox.Session) -> None:
 @nox.session(requires=["environment"], venv_backend="none")
 def demo(session: nox.Session) -> None:
     """Generate text from the bundled model on the CPU, then show that reference and engine agree."""
-    _python(session, "-m", "optimized", "generate", "--model", "tiny", *session.posargs)
+    _python(session, "-m", "equivalence.demo", *session.posargs)
     _python(session, "-m", "equivalence", "run", "model", "--cases", "8")
 
 
