@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from reference.spec.errors import ConfigError, shown
 
+MAX_INT = 2**31 - 1
 logger = logging.getLogger(__name__)
 
 

@@ -6,14 +6,15 @@ Every refusal names the field, its value and the law. Sources: V4.1 model specif
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from reference.spec.config_fields import MAX_INT
 from reference.spec.engram import table_primes
 from reference.spec.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from reference.spec.config import ModelConfig, VisionConfig
 
-MAX_INT = 2**31 - 1
 MAX_EXPERTS = 65536
+MAX_TABLES = 16384
 
 
 def require(holds: bool, field: str, value: Any, law: str) -> None:
@@ -117,10 +118,13 @@ def _check_sources(config: "ModelConfig") -> None:
     for layer in range(config.num_hidden_layers):
         if ratios[layer] == 0:
             continue
-        law = f"layer {layer} has ratio {ratios[layer]} and no kv source at or before it"
+        law = f"layer {layer} has compress_ratios[{layer}] = {ratios[layer]} and no kv source at or before it"
         require(any(source <= layer for source in kv_sources), "kv_source_layer_ids", kv_sources, law)
         source = max(source for source in kv_sources if source <= layer)
-        law = f"layer {layer} has ratio {ratios[layer]}, but its kv source, layer {source}, has ratio {ratios[source]}"
+        law = (
+            f"layer {layer} has ratio {ratios[layer]}, but its kv source, layer {source} "
+            f"(kv_source_layer_ids = {list(kv_sources)}), has ratio {ratios[source]}"
+        )
         require(ratios[source] == ratios[layer], "compress_ratios", ratios, law)
 
 
@@ -181,6 +185,9 @@ def _check_engram(config: "ModelConfig") -> None:
     law = f"must not exceed vocab_size = {vocab}"
     compressed = config.engram_compressed_vocab_size
     require(compressed <= vocab, "engram_compressed_vocab_size", compressed, law)
+    columns = (ngram - 1) * config.engram_n_heads * len(layers)
+    law = f"with engram_max_ngram_size = {ngram} makes {columns} tables in all, at most {MAX_TABLES} are accepted"
+    require(columns <= MAX_TABLES, "engram_n_heads", config.engram_n_heads, law)
     primes = table_primes(len(layers), ngram, config.engram_n_heads, config.engram_vocab_size)
     sums = [sum(map(sum, sizes)) for sizes in primes]
     law = f"must be the sums of the table primes from engram_vocab_size = {config.engram_vocab_size} up, {sums}"

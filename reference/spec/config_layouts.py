@@ -29,8 +29,7 @@ def read(source: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a field is missing, mistyped, contradicted or fixed to another value.
     """
-    if not isinstance(source, Mapping):
-        raise ConfigError(f"config = {shown(source)}: must be a JSON object")
+    source = _string_keys("", source)
     values = _read_released(source) if "text_config" in source else _read_flat(source)
     if values["max_position_embeddings"] is None:
         values["max_position_embeddings"] = _trained_context(values["rope_scaling"])
@@ -42,13 +41,21 @@ def read(source: Mapping[str, Any]) -> dict[str, Any]:
 def _trained_context(rope_scaling: Mapping[str, Any] | None) -> int:
     if rope_scaling is None:
         raise ConfigError("config field max_position_embeddings is missing: it is required without rope_scaling")
-    return int(rope_scaling["factor"] * rope_scaling["original_max_position_embeddings"])
+    factor, original = rope_scaling["factor"], rope_scaling["original_max_position_embeddings"]
+    limit = config_fields.MAX_INT
+    if not (0 < original <= limit and 0 < factor <= limit / original):
+        law = f"factor = {factor} times it must be in 1..{limit}"
+        raise ConfigError(f"config field original_max_position_embeddings = {shown(original)}: {law}")
+    return int(factor * original)
 
 
 def _mapping(source: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    value = source.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"config field {key} = {shown(value)}: must be a JSON object or null")
+    return None if source.get(key) is None else _string_keys(f" field {key}", source[key])
+
+
+def _string_keys(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"config{where} = {shown(value)}: must be a JSON object")
     return value
 
 
