@@ -26,7 +26,7 @@ PROMPTS = ("In the beginning ", "And it came to pass, that ", "hacker: n. ", "Th
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m equivalence.demo", description="Write text twice and compare.")
-    parser.add_argument("--prompt", action="append", help="a prompt; may be given more than once (default: four short ones)")
+    parser.add_argument("--prompt", action="append", help="a prompt; may be repeated (default: four short ones)")
     parser.add_argument("--max-tokens", type=int, default=32, help="new tokens per prompt (default: 32)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default: 0.7)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
