@@ -33,17 +33,18 @@ ALPHABET_SIZE = 128
 WORD_PATTERN = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\n+|[^\S\n]+(?=[^\S\n]\S)|[^\S\n]+|\s+"
 
 
-def assemble(pieces: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
-    """A tokenizer of special tokens, 256 byte tokens and `pieces`, in this order of ids.
+def assemble(pieces: list[str], merges: list[tuple[str, str]], byte_tokens: tuple[str, ...] = BYTE_TOKENS) -> Tokenizer:
+    """A tokenizer of special tokens, byte tokens and `pieces`, in this order of ids.
 
     Args:
         pieces: learned tokens; every result of a merge must be among them.
         merges: BPE merges, first applied first.
+        byte_tokens: what characters outside `pieces` fall back to; without them such characters vanish.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *BYTE_TOKENS, *pieces))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *byte_tokens, *pieces))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=bool(byte_tokens)))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD_PATTERN), "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
@@ -69,10 +70,18 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
 
 
 def random_tokenizer(vocab_size: int) -> Tokenizer:
-    """A tokenizer of exactly `vocab_size` ids for checkpoints of random weights: bytes, letters and made-up pieces."""
-    room = vocab_size - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
+    """A tokenizer of exactly `vocab_size` ids for checkpoints of random weights: bytes, letters and made-up pieces.
+
+    Vocabularies too small for 256 byte tokens get letters only.
+
+    Raises:
+        ValueError: the vocabulary does not hold the special tokens.
+    """
+    room = vocab_size - len(SPECIAL_TOKENS)
     if room < 0:
-        raise ValueError(f"vocab_size {vocab_size}: a byte-fallback tokenizer needs at least {vocab_size - room} ids")
+        raise ValueError(f"vocab_size {vocab_size}: must hold the {len(SPECIAL_TOKENS)} special tokens")
+    byte_tokens = BYTE_TOKENS if room >= len(BYTE_TOKENS) else ()
+    room -= len(byte_tokens)
     letters = "etaoinshrdlucmfwypvbgkjqxz ETAOINSHRDLUCMFWYPVBGKJQXZ0123456789.,;:!?'-()\n"[:room]
     pieces, merges = list(letters), []
     for first in letters:
@@ -81,7 +90,7 @@ def random_tokenizer(vocab_size: int) -> Tokenizer:
                 pieces.append(first + second)
                 merges.append((first, second))
     pieces += [f"<unused{index}>" for index in range(room - len(pieces))]
-    return assemble(pieces, merges)
+    return assemble(pieces, merges, byte_tokens)
 
 
 def training_texts(corpus: Path) -> Iterator[str]:
