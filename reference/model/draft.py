@@ -92,8 +92,18 @@ def attend(
     return attention.project(o, weights, config, numerics)  # [..., A, B, D]
 
 
-def blocks(model: ReferenceModel, h: Tensor, features: Tensor, anchors: Tensor, visible: Tensor) -> Tensor:
-    """All draft blocks over the block rows, then the final collapse: [..., A, B, C, D] -> [..., A, B, D]."""
+def blocks(
+    model: ReferenceModel,
+    h: Tensor,
+    features: Tensor,
+    anchors: Tensor,
+    visible: Tensor,
+    trace: dict[str, Tensor] | None = None,
+) -> Tensor:
+    """All draft blocks over the block rows, then the final collapse: [..., A, B, C, D] -> [..., A, B, D].
+
+    ``trace`` receives ``M<m>.chosen``, the experts of every row, bool [..., A, B, E].
+    """
     config, numerics = model.config, model.numerics
     pre = hyper_connections.initial_pre(h)  # [..., A, B, C]
     for m in range(config.num_nextn_predict_layers):
@@ -107,6 +117,8 @@ def blocks(model: ReferenceModel, h: Tensor, features: Tensor, anchors: Tensor, 
         u = hyper_connections.collapse(h, mix_attn.pre, numerics)  # [..., A, B, D]
         x = norm.rms_norm(u, weights["ffn_norm"], config.rms_norm_eps, numerics)  # [..., A, B, D]
         routing = moe.route(x, config.dspark_num_experts_per_tok, weights.at("ffn.gate"), config)
+        if trace is not None:
+            trace[f"M{m}.chosen"] = routing.chosen
         y = moe.moe(x, routing, weights.at("ffn"), config, numerics)  # [..., A, B, D]
         h = hyper_connections.expand(y, h, mix_ffn.post, mix_ffn.comb, numerics)  # [..., A, B, C, D]
         pre = mix_ffn.pre  # [..., A, B, C]
@@ -151,6 +163,7 @@ def propose(
     choose: Choose = greedy,
     previous: Tensor | None = None,
     replay_start: int = 0,
+    trace: dict[str, Tensor] | None = None,
 ) -> Draft:
     """Draft B tokens after each anchor.
 
@@ -158,10 +171,10 @@ def propose(
         taps: [..., T, targets·D], ``dspark_taps`` of a forward pass over the sequence.
         anchor_tokens: int64 [..., A], the committed token t_{p+1} that each block starts from.
         anchors: int64 [A], its predecessor's position p; context is what the taps hold up to p.
-        choose, previous: see :func:`heads`. replay_start: taps before it do not exist.
+        choose, previous: see :func:`heads`. replay_start: taps before it do not exist. trace: see :func:`blocks`.
     """
     features = context_features(model, taps)  # [..., T, D]
     h = block_inputs(model, anchor_tokens)  # [..., A, B, C, D]
     visible = context_mask(anchors, taps.shape[-2], model.config.sliding_window, replay_start)  # [A, T]
-    x = blocks(model, h, features, anchors, visible)  # [..., A, B, D]
+    x = blocks(model, h, features, anchors, visible, trace)  # [..., A, B, D]
     return heads(model, x, anchor_tokens, choose, previous)
