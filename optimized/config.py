@@ -26,14 +26,16 @@ class EngineConfig:
     """Options of `LLM(model, **options)`.
 
     Args:
-        max_num_seqs: most sequences that hold cache pages at one time; each sample of a request with n > 1 is a sequence.
+        max_num_seqs: most sequences that hold cache pages at one time; each sample of a request with n > 1 is a
+            sequence.
         max_num_batched_tokens: most token rows of one step; longer prompts are computed in chunks. None: 2048, or
             max_num_seqs if that is more.
         max_model_len: most tokens of a sequence, prompt and output together. None: the model's max_position_embeddings.
         page_size: tokens in a page of the compressed-KV pool.
         num_pages: pages of that pool, page 0 (reserved) included. None: as many as max_num_seqs sequences of
             max_model_len tokens need, within gpu_memory_utilization of the free memory.
-        gpu_memory_utilization: share of the device's memory (main memory on CPU) that weights and caches may take, 0 to 1.
+        gpu_memory_utilization: share of the device's memory (main memory on CPU) that weights and caches may take, 0
+            to 1.
         device: "auto" or "cpu".
         seed: makes a whole run repeatable: requests without a seq_seed of their own take theirs from a generator seeded
             with it. None: from the operating system.
@@ -61,7 +63,12 @@ class EngineConfig:
                 low, high = _OPTIONAL_RANGES[name]
                 _check_integer(name, getattr(self, name), low, high)
         share = self.gpu_memory_utilization
-        if isinstance(share, bool) or not isinstance(share, int | float) or not math.isfinite(share) or not 0 < share <= 1:
+        if (
+            isinstance(share, bool)
+            or not isinstance(share, int | float)
+            or not math.isfinite(share)
+            or not 0 < share <= 1
+        ):
             raise ConfigError(f"gpu_memory_utilization: got {share!r}; accepted: a number above 0, at most 1")
         if not isinstance(self.device, str):
             raise ConfigError(f"device: got {self.device!r}; accepted: a string such as 'auto' or 'cpu'")
@@ -81,21 +88,25 @@ class EngineConfig:
                 raise ConfigError(f"unknown engine option {name!r}{nearest(name, known)}; options: {', '.join(known)}")
         return cls(**options)
 
-    def resolved(self, model: ModelConfig) -> EngineConfig:
-        """The same configuration for one model: lengths and budgets that were None are numbers; num_pages stays as given,
-        since only the worker knows how much memory is free.
+    def resolved(self, model: ModelConfig, device: str) -> EngineConfig:
+        """The same configuration for one model on one device: lengths and budgets that were None are numbers; num_pages
+        stays as given, since only the worker knows how much memory is free.
 
+        Args:
+            device: what "auto" means.
         Raises:
             ConfigError: max_model_len is beyond what the model's positions reach.
         """
         limit = model.max_position_embeddings
         length = limit if self.max_model_len is None else self.max_model_len
         if length > limit:
-            raise ConfigError(f"max_model_len: got {length}; accepted: at most {limit}, the model's max_position_embeddings")
+            raise ConfigError(
+                f"max_model_len: got {length}; accepted: at most {limit}, the model's max_position_embeddings"
+            )
         budget = self.max_num_batched_tokens
         if budget is None:
             budget = max(_DEFAULT_BATCHED_TOKENS, self.max_num_seqs)
-        return dataclasses.replace(self, max_model_len=length, max_num_batched_tokens=budget)
+        return dataclasses.replace(self, max_model_len=length, max_num_batched_tokens=budget, device=device)
 
 
 def option_names() -> list[str]:

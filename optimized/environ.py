@@ -1,9 +1,10 @@
 """`DEEPINFER_*` environment variables as overrides of engine options, parsed strictly.
 
 Knows the published names, their types, and which of them the engine honours; knows nothing about what an option does.
-Names and published meanings: DeepInfer 0.1.0 (PyPI). A variable that is honoured replaces the option of the same meaning;
-one whose value asks for what the engine does anyway is accepted in silence; any other known one is reported as not
-supported yet; an unknown name is reported with the nearest known one. Nothing is cached: each engine reads its own.
+Names and published meanings: DeepInfer 0.1.0 (PyPI). A variable that is honoured replaces the option of the same
+meaning; one whose value asks for what the engine does anyway is accepted in silence; any other known one is reported
+as not supported yet; an unknown name is reported with the nearest known one. Nothing is cached: each engine reads its
+own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 def parse_bool(text: str) -> bool:
-    """One of 1 true yes on / 0 false no off, in any case of letters."""
-    word = text.strip().lower()
+    """One of 1 true yes on / 0 false no off, in any case of letters; nothing at all is false, as published."""
+    word = text.strip().lower() or FALSE_WORDS[0]
     if word in TRUE_WORDS:
         return True
     if word in FALSE_WORDS:
@@ -99,13 +100,13 @@ class Variable:
 
     parse: text -> value, ValueError(what is accepted) otherwise.
     option: the engine option that it overrides, None if there is none yet.
-    convert: published value -> value of the option.
+    convert: published value -> value of the option, None: the same.
     satisfied: values that ask for what the engine does in any case.
     """
 
     parse: Callable[[str], Any]
     option: str | None = None
-    convert: Callable[[Any], Any] = staticmethod(lambda value: value)
+    convert: Callable[[Any], Any] | None = None
     satisfied: tuple[Any, ...] = ()
 
 
@@ -202,7 +203,7 @@ def overrides(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"{full_name}: got {source[full_name]!r}; accepted: {error}") from error
         if variable.option is not None:
-            found[variable.option] = variable.convert(value)
+            found[variable.option] = value if variable.convert is None else variable.convert(value)
         elif value not in variable.satisfied:
             _log.warning("%s=%s is not supported yet and has no effect", full_name, source[full_name])
     return found

@@ -1,0 +1,206 @@
+"""The step loop: schedule, execute, sample, commit, then look at the text.
+
+Knows the scheduler and the worker, and is the only one that knows both; knows nothing about tensors' contents, prompts'
+text or files.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from optimized.engine.door import Limits, Refusal, Request
+from optimized.engine.output_processor import OutputProcessor
+from optimized.engine.sequence import Sequence
+from optimized.engine.statistics import Statistics
+from optimized.engine.token_sampler import Drawn, draw_tokens
+from reference.spec.errors import EngineError
+from reference.spec.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from optimized._core import Scheduler, StepPlan
+    from optimized.config import EngineConfig
+    from optimized.tokenizer import Tokenizer
+    from reference.spec.config import ModelConfig
+
+_log = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """What the engine asks of a worker."""
+
+    def execute(self, plan: StepPlan) -> Tensor:
+        """Logits [S, V] float64 of the plan's S rows that are sampled, in the plan's order."""
+
+    def num_pages(self) -> int:
+        """Pages of the pool, page 0 included."""
+
+
+class Engine:
+    """Requests in, step by step, outputs out.
+
+    Whatever ends a call early (a failing step, KeyboardInterrupt), `abort_all` leaves the engine as new.
+    """
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, worker: Worker, tokenizer: Tokenizer | None) -> None:
+        """
+        Args:
+            model: vocabulary and EOS id are read from it.
+            config: resolved, so that every length is a number.
+        """
+        self.statistics = Statistics()
+        # An Engram layer can only hash ids that its tokenizer has; rows of the vocabulary beyond them are padding.
+        known = tokenizer.vocab_size if tokenizer is not None and model.engram_layer_ids else model.vocab_size
+        self._num_ids = min(known, model.vocab_size)
+        self._config = config
+        self._worker = worker
+        self._processor = OutputProcessor(tokenizer, model.eos_token_id)
+        self._sequences: dict[int, Sequence] = {}
+        self._next_id = 0
+        self._scheduler = self._new_scheduler()
+
+    def _new_scheduler(self) -> Scheduler:
+        from optimized._core import Scheduler
+
+        config = self._config
+        if config.max_model_len is None or config.max_num_batched_tokens is None:
+            raise EngineError("the engine was given a configuration that is not resolved for a model")
+        return Scheduler(
+            num_pages=self._worker.num_pages(),
+            page_size=config.page_size,
+            num_slots=config.max_num_seqs + 1,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """What a request must fit into."""
+        return Limits(self._num_ids, self._config.max_model_len or 0, self._scheduler.explain_never)
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    def add(self, request: Request) -> None:
+        """Queues every sample of a request.
+
+        Raises:
+            EngineError: it can never run; the door should have refused it.
+        """
+        from optimized._core import Admission
+
+        prompt = np.array(request.prompt_token_ids, dtype=np.int64)
+        sequences = self._processor.open(request, self._next_id)
+        self._next_id += len(sequences)
+        for sequence in sequences:
+            if self._scheduler.add(sequence.sequence_id, prompt, request.max_tokens) is not Admission.OK:
+                raise EngineError(
+                    f"request {request.request_id} was admitted, but the scheduler says that it never fits"
+                )
+            self._sequences[sequence.sequence_id] = sequence
+
+    def step(self) -> list[RequestOutput]:
+        """One forward step; the outputs of the requests that it completed.
+
+        Raises:
+            EngineError: sequences are live, but no step can be made.
+        """
+        plan = self._scheduler.schedule()
+        if plan is None:
+            if self._sequences:
+                raise EngineError(f"no step can be made:\n{self._scheduler.dump()}")
+            return []
+        logits = self._worker.execute(plan)
+        members = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
+        for sequence, fresh in zip(members, plan.fresh.tolist(), strict=True):
+            if fresh:
+                sequence.start()
+        sampled = [one for one, row in zip(members, plan.sample_rows.tolist(), strict=True) if row >= 0]
+        for sequence, drawn in zip(sampled, draw_tokens(logits, sampled), strict=True):
+            self._take(sequence, drawn)
+        self._commit(plan, members, sampled)
+        return self._complete(sampled)
+
+    def _take(self, sequence: Sequence, drawn: Drawn) -> None:
+        """Gives a sequence its next token, or the reason why it cannot go on."""
+        if drawn.error is not None:
+            sequence.fail(drawn.error)
+            return
+        sequence.logprobs.append(drawn.logprobs)
+        sequence.cumulative_logprob += drawn.logprob
+        sequence.append(drawn.token)
+        if sequence.finish_reason is None and drawn.token >= self._num_ids:
+            sequence.fail(f"drew id {drawn.token}, which no token of the tokenizer has (0 to {self._num_ids - 1})")
+
+    def _commit(self, plan: StepPlan, members: list[Sequence], sampled: list[Sequence]) -> None:
+        """Tells the scheduler the new tokens and which sequences their ids or lengths end."""
+        with_token = {one.sequence_id for one in sampled if one.finish_reason != "error"}
+        counts = [int(one.sequence_id in with_token) for one in members]
+        tokens = [one.token_ids[-1] for one in members if one.sequence_id in with_token]
+        self._scheduler.commit(
+            plan.step_id,
+            plan.request_ids,
+            np.array(tokens, dtype=np.int64),
+            np.array(counts, dtype=np.int32),
+            np.array([one.finish_reason is not None for one in members], dtype=np.bool_),
+        )
+        self.statistics.count_step(plan.kind, plan.num_rows, len(tokens))
+        interval = self._config.log_stats_interval
+        if interval and self.statistics.steps % interval == 0:
+            scheduler = self._scheduler
+            self.statistics.log(
+                scheduler.num_running, scheduler.num_waiting, scheduler.num_free_pages, scheduler.num_usable_pages
+            )
+
+    def _complete(self, sampled: list[Sequence]) -> list[RequestOutput]:
+        """Applies stop strings, lets ended sequences go, and gathers the outputs that are complete."""
+        outputs = []
+        for sequence in sampled:
+            ended_before = sequence.finish_reason is not None
+            self._processor.take(sequence)
+            if sequence.finish_reason is None:
+                continue
+            if not ended_before:
+                self._scheduler.abort(sequence.sequence_id)
+            del self._sequences[sequence.sequence_id]
+            output = self._processor.close(sequence)
+            if output is not None:
+                self.statistics.finished_requests += 1
+                outputs.append(output)
+        return outputs
+
+    def refuse(self, refusal: Refusal) -> RequestOutput:
+        """The output of a request that was refused at the door."""
+        self.statistics.failed_requests += 1
+        _log.info("%s", refusal.error)
+        return refusal.output()
+
+    def abort_all(self) -> None:
+        """Drops every request and everything they held: a new scheduler owns all pages and slots again, which is right
+        even if the last step stopped half-way."""
+        self._sequences.clear()
+        self._processor.drop_all()
+        self._scheduler = self._new_scheduler()
+
+    def check_idle(self) -> None:
+        """All pages and slots are free and nothing is queued.
+
+        Raises:
+            EngineError: something leaked; both sides of the equation are named.
+        """
+        scheduler = self._scheduler
+        scheduler.check_integrity()
+        pages = (scheduler.num_free_pages, scheduler.num_usable_pages)
+        slots = (scheduler.num_free_slots, scheduler.num_usable_slots)
+        if pages[0] != pages[1] or slots[0] != slots[1] or scheduler.has_work() or self._sequences:
+            raise EngineError(
+                f"not idle: pages free {pages[0]} of {pages[1]}, slots free {slots[0]} of {slots[1]}, "
+                f"live sequences {len(self._sequences)}"
+            )

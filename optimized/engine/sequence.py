@@ -1,0 +1,83 @@
+"""One sample of one request while it is generated: its tokens, their logprobs, and the rules by which a token ends it.
+
+Knows token ids; knows nothing about text (output_processor.py), pages or logits.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from optimized.engine.door import Request
+from optimized.engine.stop_strings import StopMatch, StopWatcher
+from reference.spec.outputs import FinishReason, Logprob
+
+
+@dataclass
+class Sequence:
+    """One of a request's n samples.
+
+    sequence_id: the scheduler's id. sample_index: 0 .. n - 1, part of the noise's counter.
+    stop_ids: token ids that end it, and that may not be drawn before min_tokens. eos: the one of them that ends it
+    without a stop_reason, None with ignore_eos.
+    """
+
+    sequence_id: int
+    sample_index: int
+    request: Request
+    stop_ids: frozenset[int]
+    eos: int | None
+    watcher: StopWatcher | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    stop_match: StopMatch | None = None
+    error: str | None = None
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    times_started: int = 0
+
+    @property
+    def position(self) -> int:
+        """Index of the next token in prompt + output."""
+        return len(self.request.prompt_token_ids) + len(self.token_ids)
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Ids that the next token may not be."""
+        return self.stop_ids if len(self.token_ids) < self.request.params.min_tokens else frozenset()
+
+    @property
+    def ended_by_id(self) -> bool:
+        """Whether the last token is one of stop_ids, so that it is no part of the text."""
+        return self.finish_reason == "stop" and self.stop_match is None
+
+    def start(self) -> None:
+        """A step gave it a fresh state slot: its first one, or one after a preemption."""
+        self.times_started += 1
+        if self.first_scheduled_time is None:
+            self.first_scheduled_time = time.monotonic()
+
+    def append(self, token: int) -> None:
+        """Takes a sampled token and ends the sequence if the token's id or the length says so."""
+        if self.first_token_time is None:
+            self.first_token_time = time.monotonic()
+        self.token_ids.append(token)
+        if token in self.stop_ids:
+            self.finish("stop", None if token == self.eos else token)
+        elif len(self.token_ids) >= self.request.max_tokens:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Ends it; a later reason replaces an earlier one of the same step."""
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        self.finished_time = time.monotonic()
+
+    def fail(self, message: str) -> None:
+        """Ends it with an error."""
+        self.error = f"request {self.request.request_id}: {message}"
+        self.finish("error")

@@ -1,0 +1,119 @@
+"""Draws the next token of each sampled row, with the logprobs that its request asked for.
+
+Knows which numbers of a sequence the sampling operation needs, and the raw logprobs and ranks; knows nothing about how
+a token is drawn or what happens to it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import torch
+
+from optimized import ops
+from optimized.engine.sequence import Sequence
+from reference.spec.outputs import Logprob
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A drawn token, or why none could be drawn.
+
+    logprob: raw, a float32 value; 0 unless the request asked for logprobs. logprobs: the token's own and the most
+    likely ones, by (logit descending, id ascending). rank: 1 + number of strictly greater logits.
+    """
+
+    token: int
+    logprob: float = 0.0
+    logprobs: dict[int, Logprob] = field(default_factory=dict)
+    error: str | None = None
+
+
+def draw_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[Drawn]:
+    """The next token of each sequence; a row from which nothing can be drawn gives an error to its own sequence only.
+
+    Args:
+        logits: [S, V] float64, as the model made them.
+        sequences: S, in the order of the rows.
+    """
+    if not sequences:
+        return []
+    allowed = _without_banned(logits, sequences)  # [S, V]
+    usable = ops.healthy(logits) & ~torch.isposinf(logits).any(dim=-1) & ops.healthy(allowed)  # [S]
+    drawable = allowed if usable.all() else torch.where(usable[:, None], allowed, torch.zeros_like(allowed))  # [S, V]
+    tokens = ops.sample(drawable, _rows(sequences, logits.device))  # [S]
+    drawn = [
+        Drawn(token) if good else Drawn(token=-1, error=_complaint(row))
+        for token, good, row in zip(tokens.tolist(), usable.tolist(), logits, strict=True)
+    ]
+    wanting = [
+        r for r, one in enumerate(sequences) if one.request.params.logprobs is not None and drawn[r].error is None
+    ]
+    if wanting:
+        chosen = logits[wanting]  # [W, V]
+        for r, row, logprobs in zip(wanting, chosen, ops.log_probabilities(chosen).float(), strict=True):
+            drawn[r] = _with_logprobs(drawn[r].token, row, logprobs, sequences[r].request.params.logprobs or 0)
+    return drawn
+
+
+def _without_banned(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> torch.Tensor:
+    """[S, V] with -inf at the ids that a sequence may not draw now; the same tensor if there are none."""
+    vocabulary = logits.shape[-1]
+    pairs = [(r, token) for r, one in enumerate(sequences) for token in one.banned if token < vocabulary]
+    if not pairs:
+        return logits
+    rows, tokens = torch.tensor(pairs, device=logits.device).unbind(dim=1)  # [B], [B]
+    masked = logits.clone()  # [S, V]
+    masked[rows, tokens] = -torch.inf
+    return masked
+
+
+def _rows(sequences: SequenceOf[Sequence], device: torch.device) -> ops.SamplingRows:
+    """The parameters of the sampling operation, one row a sequence."""
+    params = [one.request.params for one in sequences]
+
+    def numbers(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)  # [S]
+
+    def integers(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)  # [S]
+
+    return ops.SamplingRows(
+        temperature=numbers([one.temperature for one in params]),
+        top_k=integers([one.top_k for one in params]),
+        top_p=numbers([one.top_p for one in params]),
+        min_p=numbers([one.min_p for one in params]),
+        seed=integers([_signed(one.request.seed) for one in sequences]),
+        position=integers([one.position for one in sequences]),
+        sample=integers([one.sample_index for one in sequences]),
+    )
+
+
+def _signed(seed: int) -> int:
+    """The signed integer with the bits of an unsigned 64-bit one."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def _with_logprobs(token: int, logits: torch.Tensor, logprobs: torch.Tensor, count: int) -> Drawn:
+    """The token with its logprob and those of the `count` most likely ones. logits, logprobs: [V]"""
+    sampled = Logprob(float(logprobs[token]), 1 + int((logits > logits[token]).sum()))
+    reported = {token: sampled}
+    if count:
+        values, order = torch.sort(logits, descending=True, stable=True)  # [V], [V]
+        rank, previous = 1, None
+        for place, (value, one) in enumerate(
+            zip(values[:count].tolist(), order[:count].tolist(), strict=True), start=1
+        ):
+            rank = rank if value == previous else place
+            previous = value
+            reported[one] = Logprob(float(logprobs[one]), rank)
+    return Drawn(token, sampled.logprob, reported)
+
+
+def _complaint(logits: torch.Tensor) -> str:
+    """Why nothing can be drawn from a row [V]."""
+    nans, infinite = int(torch.isnan(logits).sum()), int(torch.isposinf(logits).sum())
+    if nans or infinite:
+        return f"the logits hold {nans} NaN and {infinite} +inf among {logits.numel()} values"
+    return "every token is masked: no logit is above -inf"
