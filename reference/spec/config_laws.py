@@ -190,7 +190,10 @@ def _check_engram(config: "ModelConfig") -> None:
     require(columns <= MAX_TABLES, "engram_n_heads", config.engram_n_heads, law)
     primes = table_primes(len(layers), ngram, config.engram_n_heads, config.engram_vocab_size)
     sums = [sum(map(sum, sizes)) for sizes in primes]
-    law = f"must be the sums of the table primes from engram_vocab_size = {config.engram_vocab_size} up, {sums}"
+    law = (
+        f"must be {sums}, the sums of the table primes from engram_vocab_size = {config.engram_vocab_size} up "
+        f"(engram_n_heads = {config.engram_n_heads}, engram_max_ngram_size = {ngram})"
+    )
     require(list(rows) == sums, "engram_num_embeddings", rows, law)
 
 
