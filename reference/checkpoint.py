@@ -110,7 +110,7 @@ def save_checkpoint(
     Values that their dtype represents come back unchanged from `load_checkpoint`; others are rounded to nearest even.
 
     Args:
-        folder: made if absent; files of an earlier checkpoint there are replaced.
+        folder: made if absent; an earlier checkpoint there is replaced.
         weights: values by tensor name, as `Checkpoint.weights`, of any floating dtype.
         max_shard_bytes: None writes one file; else index and shards, each within this size unless one tensor is larger.
 
@@ -147,7 +147,10 @@ def _encoded(folder: Path, plan: dict[str, TensorSpec], spec: TensorSpec, values
     if spec.dtype == "F32":
         yield spec.name, spec.dtype, spec.shape, values.numpy()
     elif spec.dtype == "BF16":
-        yield spec.name, spec.dtype, spec.shape, values.to(torch.bfloat16).view(torch.uint16).numpy()
+        rounded = values.to(torch.bfloat16)
+        if not bool(torch.isfinite(rounded).all()):
+            raise CheckpointError(f"{folder}: tensor {spec.name!r}: holds a value that BF16 rounds to infinity")
+        yield spec.name, spec.dtype, spec.shape, rounded.view(torch.uint16).numpy()
     else:
         codes, scale = _encoder(spec)(values)
         scale_spec = plan[str(spec.scale_name)]

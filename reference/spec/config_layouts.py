@@ -20,6 +20,7 @@ from reference.spec.errors import ConfigError, shown
 if TYPE_CHECKING:
     from reference.spec.config import ModelConfig
 
+# inference/config.json does not say it.
 RELEASED_IMAGE_TOKEN_ID = 129264
 
 
@@ -33,8 +34,6 @@ def read(source: Mapping[str, Any]) -> dict[str, Any]:
     values = _read_released(source) if "text_config" in source else _read_flat(source)
     if values["max_position_embeddings"] is None:
         values["max_position_embeddings"] = _trained_context(values["rope_scaling"])
-    if values["image_token_id"] is None and values["vision"] is not None:
-        values["image_token_id"] = RELEASED_IMAGE_TOKEN_ID
     return values
 
 
@@ -118,6 +117,8 @@ def _read_flat(source: Mapping[str, Any]) -> dict[str, Any]:
     if source.get("vision_n_layers", 0) != 0:
         flat = {field.name: source[field.flat] for field in VISION_FIELDS if field.flat in source}
         values["vision"] = config_fields.read_fields(VISION_FIELDS, flat, "vision_", flat=False)
+        if values["image_token_id"] is None:
+            values["image_token_id"] = RELEASED_IMAGE_TOKEN_ID
     for key, only in (("expert_dtype", "fp4"), ("scale_fmt", "ue8m0")):
         if source.get(key, only) not in (only, None):
             raise ConfigError(f"config field {key} = {shown(source[key])}: only {only!r} is implemented")

@@ -130,10 +130,12 @@ def _is_sizes(value: Any) -> bool:
 
 def _check_tiling(path: Path, entries: dict[str, Entry], start: int, size: int) -> None:
     position, last = start, "the header"
+    for name, entry in entries.items():
+        if entry.end > size:
+            law = f"ends at byte {entry.end}, but the file is truncated at {size}"
+            raise CheckpointError(f"{path}: tensor {name!r}: {law}")
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         where = f"{path}: tensor {name!r}"
-        if entry.end > size:
-            raise CheckpointError(f"{where}: ends at byte {entry.end}, but the file is truncated at {size}")
         if entry.begin < position:
             law = f"overlaps {last}, which ends at {position}"
             raise CheckpointError(f"{where}: begins at byte {entry.begin} and {law}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from reference.spec.config_fields import nearest
@@ -58,7 +59,8 @@ class SamplingParams(metaclass=_CheckedKeywords):
     n: completions per prompt. max_tokens: None means up to the context limit.
     temperature: 0 is a true argmax. top_k: 0 or -1 is off. top_p: in (0, 1]. min_p: in [0, 1].
     min_tokens: stop ids and stop strings are not honoured, and stop ids not sampled, before this many tokens.
-    stop: strings that end the text and are left out of it. stop_token_ids: ids that end it, besides the model's EOS.
+    stop: a string or strings that end the text and are left out of it, kept as a tuple.
+    stop_token_ids: ids that end it, besides the model's EOS, kept as a tuple.
     ignore_eos: go on past the EOS. seq_seed: seed of this request's noise; None takes the engine's.
     logprobs: how many of the most likely tokens to report besides the sampled one; None is off. They are raw.
 
@@ -74,8 +76,8 @@ class SamplingParams(metaclass=_CheckedKeywords):
     min_p: float = 0.0
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     seq_seed: int | None = None
     logprobs: int | None = None

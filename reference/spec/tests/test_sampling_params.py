@@ -1,0 +1,96 @@
+"""What SamplingParams accepts, and how it refuses the rest: by type, by range, by name."""
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from reference.spec import CounterpointError, RequestError, SamplingParams, UnsupportedError
+
+pytestmark = pytest.mark.ci
+
+REFUSED: list[tuple[str, Any]] = [
+    *[("n", value) for value in (0, -1, True, 1.0, "1", None, 65537)],
+    *[("temperature", value) for value in (-1, -1e-9, float("nan"), float("inf"), "1", None, True, 10**400)],
+    *[("top_p", value) for value in (0, -0.1, 1.1, float("nan"), "1", None, True)],
+    *[("top_k", value) for value in (-2, 1.5, True, 2**31, None)],
+    *[("min_p", value) for value in (-0.1, 1.1, float("nan"), None, False)],
+    *[("max_tokens", value) for value in (0, -1, 1.5, True, "16", 2**31)],
+    *[("min_tokens", value) for value in (-1, True, None, 1.0, 17)],
+    *[("stop", value) for value in ("", [""], [1], 3, ["a", None], b"a")],
+    *[("stop_token_ids", value) for value in ([-1], [True], [1.5], 3, ["a"], [2**63])],
+    *[("ignore_eos", value) for value in (1, None, "yes")],
+    *[("seq_seed", value) for value in (-1, 2**64, 1.0, True)],
+    *[("logprobs", value) for value in (-1, True, 1.5)],
+]
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("prompt_logprobs", 1),
+    ("prompt_logprobs", False),
+    ("presence_penalty", 0.1),
+    ("presence_penalty", float("nan")),
+    ("frequency_penalty", -1.0),
+    ("repetition_penalty", 1.1),
+    ("repetition_penalty", True),
+    ("logit_bias", {1: 2.0}),
+    ("so_args", {"schema_type": "json", "schema": "{}"}),
+]
+
+
+@pytest.mark.parametrize("name, value", REFUSED, ids=lambda item: item if isinstance(item, str) else None)
+def test_bad_value_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=rf"SamplingParams\.{name} = "):
+        SamplingParams(**{name: value})
+
+
+def test_number_too_long_to_print_is_still_refused_by_name() -> None:
+    with pytest.raises(RequestError, match=r"SamplingParams\.temperature = <int>"):
+        SamplingParams(temperature=10**5000)
+
+
+@pytest.mark.parametrize("name, value", UNSUPPORTED)
+def test_known_but_unserved_option_says_so_by_name(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedError, match=rf"{name} = .*not supported yet"):
+        SamplingParams(**{name: value})
+
+
+def test_neutral_values_of_unserved_options_are_accepted() -> None:
+    neutral = SamplingParams(presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1, logit_bias=None)
+    assert neutral == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    "typo, nearest", [("temprature", "temperature"), ("max_token", "max_tokens"), ("seed", "seq_seed")]
+)
+def test_unknown_name_points_at_the_nearest(typo: str, nearest: str) -> None:
+    with pytest.raises(RequestError, match=f"no parameter '{typo}'; nearest is '{nearest}'"):
+        SamplingParams(**{typo: 1})
+
+
+def test_positional_values_are_refused() -> None:
+    with pytest.raises(RequestError, match="keywords only"):
+        SamplingParams(3)  # type: ignore[misc]
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
+    assert (params.max_tokens, params.min_tokens, params.stop, params.stop_token_ids) == (16, 0, (), ())
+    assert (params.ignore_eos, params.seq_seed, params.logprobs) == (False, None, None)
+
+
+def test_values_are_normalised_and_frozen() -> None:
+    params = SamplingParams(temperature=0, top_k=-1, stop="\n", stop_token_ids=[5], max_tokens=None, min_tokens=99)
+    assert (params.temperature, params.top_k, params.stop, params.stop_token_ids) == (0.0, 0, ("\n",), (5,))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.n = 2  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params, n=2).n == 2
+    assert hash(params) != hash(dataclasses.replace(params, n=2))
+
+
+def test_every_refusal_is_a_counterpoint_error() -> None:
+    assert issubclass(RequestError, CounterpointError)
+    assert issubclass(UnsupportedError, CounterpointError)
+    assert issubclass(UnsupportedError, NotImplementedError)
+    assert issubclass(RequestError, ValueError)
