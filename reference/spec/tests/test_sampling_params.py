@@ -63,13 +63,14 @@ def test_neutral_values_of_unserved_options_are_accepted() -> None:
     "typo, nearest", [("temprature", "temperature"), ("max_token", "max_tokens"), ("seed", "seq_seed")]
 )
 def test_unknown_name_points_at_the_nearest(typo: str, nearest: str) -> None:
+    unknown: dict[str, Any] = {typo: 1}
     with pytest.raises(RequestError, match=f"no parameter '{typo}'; nearest is '{nearest}'"):
-        SamplingParams(**{typo: 1})
+        SamplingParams(**unknown)
 
 
 def test_positional_values_are_refused() -> None:
     with pytest.raises(RequestError, match="keywords only"):
-        SamplingParams(3)  # type: ignore[misc]
+        SamplingParams(3)  # type: ignore[call-arg]
 
 
 def test_defaults_are_those_of_vllm() -> None:
