@@ -3,6 +3,7 @@
 It knows the released file layout (index and shards, or one file) and hands out stored bytes; it decodes nothing.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,16 +48,17 @@ class CheckpointFiles:
             raise CheckpointError(f"{folder}: is not a folder")
         plan = tensor_plan(config)
         index, single = folder / INDEX_NAME, folder / SINGLE_NAME
-        if index.exists() and single.exists():
+        indexed, alone = os.path.lexists(index), os.path.lexists(single)
+        if indexed and alone:
             raise CheckpointError(f"{folder}: holds both {INDEX_NAME} and {SINGLE_NAME}; which one counts is unclear")
-        if index.exists():
+        if indexed:
             files = _open_shards(folder, index, plan)
-        elif single.exists() or single.is_symlink():
+        elif alone:
             opened = SafetensorsFile.open(single)
             files = dict.fromkeys(opened.entries, opened)
         else:
             raise CheckpointError(f"{folder}: holds neither {INDEX_NAME} nor {SINGLE_NAME}")
-        _check_names(index if index.exists() else single, set(files), plan)
+        _check_names(index if indexed else single, set(files), plan)
         for name, file in files.items():
             _check_entry(file, plan[name])
         return cls(folder, {name: spec for name, spec in plan.items() if name in files}, files)

@@ -411,6 +411,18 @@ def shard_is_a_folder(folder: Path) -> None:
     path.mkdir()
 
 
+@case("cannot be read", INDEX, sharded=True)
+def index_is_a_dangling_link(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    (folder / INDEX).symlink_to(folder / "gone.json")
+
+
+@case("cannot be read", SINGLE)
+def single_file_is_a_dangling_link(folder: Path) -> None:
+    (folder / SINGLE).unlink()
+    (folder / SINGLE).symlink_to(folder / "gone.safetensors")
+
+
 @case("neither", SINGLE, INDEX)
 def no_tensors_at_all(folder: Path) -> None:
     (folder / SINGLE).unlink()
