@@ -35,7 +35,9 @@ def round_to_bf16(x: Tensor) -> Tensor:
     normal = rounded.view(torch.float64)
     subnormal = torch.round(x / _BF16_QUANTUM) * _BF16_QUANTUM
     result = torch.where(x.abs() < _BF16_TINY, subnormal, normal)
-    result = torch.where(result.abs() > torch.finfo(torch.bfloat16).max, torch.copysign(x.new_tensor(torch.inf), x), result)
+    result = torch.where(
+        result.abs() > torch.finfo(torch.bfloat16).max, torch.copysign(x.new_tensor(torch.inf), x), result
+    )
     return torch.where(torch.isfinite(x), result, x)
 
 

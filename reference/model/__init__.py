@@ -1,4 +1,4 @@
-"""The model, defined: one sequence, no cache, plain PyTorch. ``ReferenceModel`` is the way in, ``draft.propose`` drafts."""
+"""The model, defined: one sequence, no cache, plain PyTorch. Way in: ``ReferenceModel``; ``draft.propose`` drafts."""
 
 from reference.model.draft import Draft
 from reference.model.transformer import ReferenceModel

@@ -62,7 +62,7 @@ def scores(iq: Tensor, k: Tensor, a: Tensor, positions: Tensor, ratio: int, nume
 
 
 def top_rows(score: Tensor, count: int) -> Tensor:
-    """Mask of the ``count`` highest finite scores of each query; ties go to the lower index. [..., n] -> bool [..., n]."""
+    """Mask of the ``count`` highest finite scores; ties go to the lower index. [..., n] -> bool [..., n]."""
     order = torch.sort(score, dim=-1, descending=True, stable=True).indices  # [..., n]
     rank = torch.empty_like(order)  # [..., n]
     rank.scatter_(-1, order, torch.arange(score.shape[-1], device=score.device).expand_as(order))  # [..., n]

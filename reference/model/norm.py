@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation; knows no layer. Source: V4.1 model specification §0 (DeepSeek-V4.1 inference/model.py)."""
+"""Root-mean-square normalisation; knows no layer. Source: V4.1 model specification §0."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Per layer i: ``L<i>.`` + engram_rows, h_engram, attn_in, qr, q, window_kv, latent, index_k, compress_kv, index_q,
 index_weight, index_score, candidate_mask, selected, topk_idxs, attn_core, attn_out, attn_pre, attn_post, attn_comb,
-h_attn, gate_biased, chosen, expert_ids, expert_weights, ffn_out, ffn_pre, h_ffn. Once: engram_rows, dspark_taps, hidden_final.
+h_attn, gate_biased, chosen, expert_ids, expert_weights, ffn_out, ffn_pre, h_ffn.
+Once: engram_rows, dspark_taps, hidden_final.
 """
 
 from __future__ import annotations

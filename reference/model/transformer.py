@@ -134,9 +134,7 @@ class ReferenceModel:
         notes.ffn(layer, mix_ffn, routing, config.num_experts_per_tok, y, h)
         return h, mix_ffn.pre
 
-    def attend(
-        self, layer: int, x: Tensor, positions: Tensor, start: int, context: SharedRows, notes: Trace
-    ) -> Tensor:
+    def attend(self, layer: int, x: Tensor, positions: Tensor, start: int, context: SharedRows, notes: Trace) -> Tensor:
         """Attention of one layer, in the order of §4.9: [..., T, D] -> [..., T, D]."""
         config, numerics = self.config, self.numerics
         ratio = config.compress_ratios[layer]

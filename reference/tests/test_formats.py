@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,16 @@ from reference import formats
 pytestmark = pytest.mark.ci
 
 ALL_BYTES = torch.arange(256, dtype=torch.uint8)
-E2M1_GRID = [Fraction(0), Fraction(1, 2), Fraction(1), Fraction(3, 2), Fraction(2), Fraction(3), Fraction(4), Fraction(6)]
+E2M1_GRID = [
+    Fraction(0),
+    Fraction(1, 2),
+    Fraction(1),
+    Fraction(3, 2),
+    Fraction(2),
+    Fraction(3),
+    Fraction(4),
+    Fraction(6),
+]
 
 
 def e4m3_value(code: int) -> Fraction | None:
@@ -38,7 +48,7 @@ def nearest_even(x: Fraction, grid: list[Fraction]) -> int:
 
 def probes(grid: list[Fraction]) -> list[float]:
     """Every grid value, every midpoint, and the float32 values next to each midpoint."""
-    middles = [(a + b) / 2 for a, b in zip(grid, grid[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(grid)]
     points = [float(value) for value in grid + middles]
     for middle in middles:
         near = torch.tensor(float(middle), dtype=torch.float32)

@@ -45,7 +45,13 @@ def test_overflow_infinities_and_nan():
 
 def test_straight_through_rounds_forward_and_passes_gradients_unchanged():
     numerics = Numerics(compute_dtype=torch.float32, straight_through=True)
-    for boundary in (numerics.bf16, numerics.activation, numerics.window_kv, numerics.compressed_kv, numerics.index_vector):
+    for boundary in (
+        numerics.bf16,
+        numerics.activation,
+        numerics.window_kv,
+        numerics.compressed_kv,
+        numerics.index_vector,
+    ):
         x = torch.linspace(-3, 3, 64, requires_grad=True)
         y = boundary(x)
         y.sum().backward()
