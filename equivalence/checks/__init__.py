@@ -1,0 +1,1 @@
+"""The checks, one module or package each; `equivalence.registry` lists them."""

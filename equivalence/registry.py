@@ -1,0 +1,64 @@
+"""The checks there are, by name; knows where each lives and imports one only when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from equivalence.cases import Case, Options
+from equivalence.errors import UsageError
+from equivalence.findings import Findings
+
+
+class CheckModule(Protocol):
+    """What the module of a check offers."""
+
+    def cases(self, options: Options) -> list[Case]:
+        """Every case that the options ask for, in running order. Raises SetupError when something needed is absent."""
+
+    def run(self, case: Case, options: Options) -> Findings:
+        """Run one case."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A registered check. summary: one line for `list`; module: where it lives; backends: what it can be run on."""
+
+    name: str
+    summary: str
+    module: str
+    backends: tuple[str, ...] = ("cpu",)
+
+    def load(self) -> CheckModule:
+        """Import the check."""
+        return cast(CheckModule, importlib.import_module(self.module))
+
+
+CHECKS = {
+    check.name: check
+    for check in (
+        Check(
+            "model",
+            "reference against golden packs (fp32 end to end, others sub-step by sub-step); engine against reference",
+            "equivalence.checks.model",
+        ),
+    )
+}
+
+
+def find(names: Iterable[str], backend: str = "cpu") -> list[Check]:
+    """The checks of those names, in order. Raises UsageError naming the nearest for an unknown one."""
+    found = []
+    for name in names:
+        if name not in CHECKS:
+            near = difflib.get_close_matches(name, CHECKS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"unknown check {name!r}{hint} (there are: {', '.join(CHECKS)})")
+        if backend not in CHECKS[name].backends:
+            can = ", ".join(CHECKS[name].backends)
+            raise UsageError(f"check {name!r} cannot run on backend {backend!r} (it can on: {can})")
+        found.append(CHECKS[name])
+    return found

@@ -1,0 +1,118 @@
+"""Writes what a run found: JSON for programs and, beside it, Markdown for people; decides nothing."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+from equivalence.runner import CaseResult, CheckResult
+
+FORMAT = 1
+
+
+def write(results: list[CheckResult], path: Path) -> Path:
+    """Write `path` (JSON) and the same name with `.md`. Returns the Markdown file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"format": FORMAT, "environment": environment(), "checks": [_check_record(result) for result in results]}
+    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    markdown = path.with_suffix(".md") if path.suffix != ".md" else path.with_suffix(".report.md")
+    markdown.write_text("\n".join(line for result in results for line in _check_lines(result)) + "\n")
+    return markdown
+
+
+def environment() -> dict[str, str]:
+    """Versions that a reader of the report needs."""
+    import torch
+
+    return {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+
+
+def replay_command(result: CaseResult) -> str:
+    """The command that runs a differing case again, or empty."""
+    return f"python -m equivalence replay {result.replay}" if result.replay else ""
+
+
+def _finite(value: float) -> float | str:
+    return value if abs(value) < float("inf") else str(value)
+
+
+def _check_record(result: CheckResult) -> dict[str, object]:
+    return {
+        "check": result.check,
+        "backend": result.options.backend,
+        "seed": result.options.seed,
+        "cases": result.cases,
+        "differences": result.differences,
+        "setup_error": result.setup_error,
+        "seconds": round(result.seconds, 3),
+        "results": [_case_record(case) for case in result.results],
+    }
+
+
+def _case_record(result: CaseResult) -> dict[str, object]:
+    found = result.findings
+    return {
+        "name": result.case.name,
+        "params": dict(result.case.params),
+        "seconds": round(result.seconds, 3),
+        "comparisons": found.comparisons,
+        "differences": [vars(difference) for difference in found.differences],
+        "measured": [
+            {
+                "sub_step": sub_step,
+                "tolerance": name,
+                "tensors": tally.tensors,
+                "elements": tally.elements,
+                "beyond": tally.beyond,
+                "share": tally.share,
+                "worst": _finite(tally.worst),
+                "first": tally.first,
+            }
+            for (sub_step, name), tally in found.tallies.items()
+        ],
+        "close_calls": found.close_calls,
+        "not_compared": found.not_compared,
+        "replay": replay_command(result),
+    }
+
+
+def _check_lines(result: CheckResult) -> list[str]:
+    lines = [
+        f"# {result.check}",
+        "",
+        f"{result.last_line} ({result.seconds:.1f} s, backend {result.options.backend})",
+        "",
+    ]
+    if result.setup_error:
+        lines += [f"Could not start: {result.setup_error}", ""]
+    lines += ["| case | comparisons | differences | close calls | not compared | s |", "|---|---|---|---|---|---|"]
+    for case in result.results:
+        found = case.findings
+        lines.append(
+            f"| {case.case.name} | {found.comparisons} | {len(found.differences)} | {len(found.close_calls)} "
+            f"| {len(found.not_compared)} | {case.seconds:.1f} |"
+        )
+    for case in result.results:
+        lines += _case_lines(case)
+    return [*lines, ""]
+
+
+def _case_lines(result: CaseResult) -> list[str]:
+    found = result.findings
+    lines = ["", f"## {result.case.name}", ""]
+    lines += [f"- **{item.item}** ({item.kind}): {item.detail}" for item in found.differences]
+    if result.replay:
+        lines.append(f"- again: `{replay_command(result)}`")
+    if found.tallies:
+        lines += ["", "| sub-step | row | tensors | elements | measured | first outside |", "|---|---|---|---|---|---|"]
+    for (sub_step, name), tally in found.tallies.items():
+        pooled = tally.row.share < 1
+        figure = f"{100 * tally.share:.4f} %" if pooled else f"{tally.worst:.3g}"
+        lines.append(f"| {sub_step} | {name} | {tally.tensors} | {tally.elements} | {figure} | {tally.first} |")
+    lines += _listing("close calls", found.close_calls) + _listing("not compared", found.not_compared)
+    return lines
+
+
+def _listing(title: str, items: list[str]) -> list[str]:
+    return ["", f"{len(items)} {title}:", "", *(f"- {item}" for item in items)] if items else []

@@ -1,0 +1,97 @@
+"""Runs the cases of a check one after another and gathers what they found; knows no check and prints nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from equivalence import replays
+from equivalence.cases import Case, Options
+from equivalence.errors import SetupError
+from equivalence.findings import Findings
+from equivalence.registry import Check, CheckModule
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class CaseResult:
+    """One case that ran. seconds: wall time; replay: the file written when it differs, else None."""
+
+    case: Case
+    findings: Findings
+    seconds: float
+    replay: Path | None = None
+
+
+@dataclass
+class CheckResult:
+    """One check that ran. setup_error: why it could not start, empty when it could."""
+
+    check: str
+    options: Options
+    results: list[CaseResult] = field(default_factory=list)
+    setup_error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def cases(self) -> int:
+        """How many cases ran."""
+        return len(self.results)
+
+    @property
+    def differences(self) -> int:
+        """How many differences all cases found."""
+        return sum(len(result.findings.differences) for result in self.results)
+
+    @property
+    def passed(self) -> bool:
+        """At least one case ran and none differs."""
+        return self.cases > 0 and self.differences == 0 and not self.setup_error
+
+    @property
+    def last_line(self) -> str:
+        """`CHECK: N cases, D differences`."""
+        return f"{self.check}: {self.cases} cases, {self.differences} differences"
+
+
+def run_check(
+    check: Check,
+    options: Options,
+    report: Callable[[CaseResult], None] = lambda result: None,
+    replay_folder: Path = replays.FOLDER,
+) -> CheckResult:
+    """Run every selected case. report: called after each; replay_folder: where a differing case leaves its file."""
+    outcome = CheckResult(check.name, options)
+    begin = time.perf_counter()
+    module = check.load()
+    try:
+        cases = [case for case in module.cases(options) if options.selects(case.name)]
+    except SetupError as error:
+        outcome.setup_error = str(error)
+        return outcome
+    for case in cases:
+        result = run_case(module, case, options)
+        if result.findings.differences:
+            result.replay = replays.write(case, options, replay_folder)
+        outcome.results.append(result)
+        report(result)
+        if options.fail_fast and result.findings.differences:
+            break
+    outcome.seconds = time.perf_counter() - begin
+    return outcome
+
+
+def run_case(module: CheckModule, case: Case, options: Options) -> CaseResult:
+    """Run one case. An exception inside it is a difference of kind `raised`, so that the other cases still run."""
+    begin = time.perf_counter()
+    try:
+        findings = module.run(case, options)
+    except Exception as error:  # the boundary of a case: whatever a voice raises is a finding
+        logger.debug("case %s raised", case.name, exc_info=True)
+        findings = Findings()
+        findings.differ(case.name, "raised", f"{type(error).__name__}: {error}")
+    return CaseResult(case, findings, time.perf_counter() - begin)

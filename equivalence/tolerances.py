@@ -1,0 +1,141 @@
+"""The one tolerance table: what may differ, by how much, and why; computes nothing.
+
+Bitwise is the default; a row here is an exception that someone can argue with. Every comparison names its row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Measure(StrEnum):
+    """How a difference is measured."""
+
+    BITS = "bits"
+    """Equal values: no element may differ (NaN equals NaN in the same place; +0 equals -0)."""
+
+    ABSOLUTE = "absolute"
+    """The largest |got - want|."""
+
+    RELATIVE_RMS = "relative rms"
+    """rms(got - want) / rms(want) over the whole tensor."""
+
+    BF16_STEPS = "bf16 steps"
+    """The largest distance, counted in representable bfloat16 numbers."""
+
+    RMS = "times rms"
+    """The largest |got - want| divided by the rms of the whole wanted tensor."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """One row.
+
+    value: in the unit of the measure; share: the least share of all elements of a sub-step, pooled over a pack, that
+    must lie inside `value`. 1 means each of them.
+    """
+
+    name: str
+    measure: Measure
+    value: float
+    reason: str
+    share: float = 1.0
+
+
+def _rows(*rows: Tolerance) -> dict[str, Tolerance]:
+    return {row.name: row for row in rows}
+
+
+TABLE = _rows(
+    Tolerance("exact", Measure.BITS, 0.0, "the default: ids, selections, masks, hashes, both voices on CPU"),
+    Tolerance(
+        "model.fp32_noq.logits",
+        Measure.ABSOLUTE,
+        1e-4,
+        "float32 sums of the packs against float64 here; an independent float32 program lies 7e-6 away",
+    ),
+    Tolerance("model.fp32_noq.values", Measure.ABSOLUTE, 1e-4, "the same, for streams, final rows and expert weights"),
+    Tolerance(
+        "model.official.values",
+        Measure.BF16_STEPS,
+        1,
+        "bf16 results of float32 sums in another order: a sum near the middle of two bf16 numbers goes either way",
+        share=0.999,
+    ),
+    Tolerance(
+        "model.official.outlier",
+        Measure.RMS,
+        0.25,
+        "the remaining 0.1 %: where an input of a quantised linear flips, one FP8 step of it reaches a whole row",
+    ),
+    Tolerance(
+        "model.official.core",
+        Measure.RELATIVE_RMS,
+        5e-3,
+        "the kernel rounds softmax weights against a running maximum, here against an integer power of two; "
+        "an exact softmax lies as far from either",
+    ),
+    Tolerance(
+        "model.official.core_released",
+        Measure.BF16_STEPS,
+        1,
+        "the same with weights rounded in the kernel's order; the share is for rows whose query an input flip reaches",
+        share=0.99,
+    ),
+    Tolerance(
+        "model.official.draft",
+        Measure.RELATIVE_RMS,
+        2e-2,
+        "three whole draft blocks, each with the difference of model.official.core in its attention",
+    ),
+    Tolerance(
+        "model.official.draft_released",
+        Measure.RELATIVE_RMS,
+        2e-3,
+        "the same blocks with attention in the released order: single bf16 flips are left",
+    ),
+    Tolerance(
+        "model.quantised",
+        Measure.BITS,
+        0.0,
+        "a quantised value follows its input over a rounding boundary; every such value must also be explained by an "
+        "input one step away",
+        share=0.999,
+    ),
+    Tolerance(
+        "model.mix",
+        Measure.ABSOLUTE,
+        2e-6,
+        "float32 mixes of recorded streams, nothing rounded between; values are at most 2",
+    ),
+    Tolerance(
+        "model.logits_from_hidden",
+        Measure.ABSOLUTE,
+        1e-5,
+        "one float32 matrix product of recorded rows; logits have a standard deviation of 2.5",
+    ),
+    Tolerance(
+        "model.fp32.values",
+        Measure.RMS,
+        1e-5,
+        "float32 sums against float64; the share is for rows in which an FP8 or FP4 input goes over a boundary",
+        share=0.99,
+    ),
+    Tolerance(
+        "model.fp32.outlier", Measure.RMS, 0.25, "the remaining 1 %: one FP8 step of an input reaches a whole row"
+    ),
+    Tolerance("model.fp32.core", Measure.RMS, 1e-4, "float32 softmax against float64, weights not rounded"),
+    Tolerance("model.fp32.draft", Measure.RELATIVE_RMS, 1e-2, "three whole draft blocks with quantised inputs"),
+    Tolerance(
+        "model.fp32.margin",
+        Measure.ABSOLUTE,
+        1e-5,
+        "two float32 scores this close are ranked by the order of a sum (values are at most 2)",
+    ),
+)
+
+
+def tolerance(name: str) -> Tolerance:
+    """The row of that name. Raises KeyError: a comparison without a row is a mistake in the check."""
+    return TABLE[name]
