@@ -1,0 +1,32 @@
+"""Matrix products of rows that each belong to one of many experts.
+
+Row law: an output row depends on its input row, its expert, K and N only, never on how many rows share the expert.
+It knows nothing about routing. Source: V4.1 model specification §7.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from optimized.ops.linear_weight import LinearWeight
+from optimized.ops.registry import Operation, require
+
+GROUPED_FP4_LINEAR = Operation("grouped_fp4_linear", cuda="DeepGEMM or a TileLang kernel")
+GROUPED_BF16_LINEAR = Operation("grouped_bf16_linear")
+
+
+def grouped_linear(x: torch.Tensor, group: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """Row m through matrix group[m]; FP4 experts quantise their input to FP8 blocks of 32, plain ones do not.
+
+    Args:
+        x: [M, K] bf16, rows sorted by group.
+        group: [M] int64, ascending, each in 0 .. G - 1.
+        weight: stack of G.
+    Returns:
+        [M, N] bf16.
+    """
+    operation = GROUPED_FP4_LINEAR if weight.quantizes_input else GROUPED_BF16_LINEAR
+    law = x.dim() == 2 and x.shape[1] == weight.in_features and x.dtype == torch.bfloat16
+    law = law and weight.groups > 0 and group.shape == x.shape[:1]
+    require(law, operation.name, "x [M, K] bfloat16, group [M], weight [G, K, N]", x, group, weight.operand)
+    return operation.on(x)(x, group, weight)

@@ -1,0 +1,68 @@
+"""Philox, filters and the Gumbel-max draw in int64 and float64."""
+
+from __future__ import annotations
+
+import torch
+
+from optimized.ops.registry import register
+from optimized.ops.sample import SamplingRows
+
+GREEDY_TEMPERATURE = 1e-5
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+@register("philox_words")
+def philox_words(
+    seed: torch.Tensor, position: torch.Tensor, sample: torch.Tensor, role: int, count: int
+) -> torch.Tensor:
+    """[S, count] int64. A wrapped 64-bit product still has its high word after the arithmetic shift and the mask."""
+    blocks = torch.arange((count + 3) // 4, device=seed.device)
+    c0, c1 = blocks.expand(seed.shape[0], -1), (position & _WORD)[:, None]
+    c2, c3 = torch.full_like(c1, role), (sample & _WORD)[:, None]
+    k0, k1 = (seed & _WORD)[:, None], ((seed >> 32) & _WORD)[:, None]
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD, ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1).flatten(1)[:, :count]
+
+
+def _filtered(z: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Scaled logits [S, V] with -inf where top-k, top-p or min-p drop a token."""
+    vocabulary = z.shape[1]
+    some_k = (rows.top_k > 0) & (rows.top_k < vocabulary)
+    some_p = rows.top_p < 1
+    if bool((some_k | some_p).any()):
+        ranked, order = torch.sort(z, dim=1, descending=True, stable=True)
+        limit = torch.where(some_k, rows.top_k, vocabulary)[:, None]
+        ranked = ranked.masked_fill_(torch.arange(vocabulary, device=z.device) >= limit, -torch.inf)
+        through = torch.softmax(ranked, dim=1).cumsum(dim=1)
+        before = torch.cat((torch.zeros_like(through[:, :1]), through[:, :-1]), dim=1)
+        ranked = ranked.masked_fill_((before >= rows.top_p[:, None]) & some_p[:, None], -torch.inf)
+        z = torch.empty_like(z).scatter_(1, order, ranked)
+    floor = z.amax(dim=1) + torch.log(rows.min_p)
+    return z.masked_fill(z < floor[:, None], -torch.inf)
+
+
+@register("sample")
+def sample(logits: torch.Tensor, rows: SamplingRows, role: int) -> torch.Tensor:
+    """[S, V] to [S] int64; torch's argmax on the CPU returns the first maximum."""
+    greedy = torch.argmax(logits, dim=1)
+    drawn = rows.temperature >= GREEDY_TEMPERATURE
+    if not bool(drawn.any()):
+        return greedy
+    divisor = torch.where(drawn, rows.temperature, 1.0)[:, None]
+    z = _filtered((logits - logits.amax(dim=1, keepdim=True)) / divisor, rows)
+    words = philox_words(rows.seed, rows.position, rows.sample, role, logits.shape[1])
+    uniform = (words.double() + 0.5) * 2.0**-32
+    noise = torch.log(-torch.log1p(-uniform))
+    return torch.where(drawn, torch.argmax(z - noise, dim=1), greedy)
+
+
+@register("log_probabilities")
+def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    """[S, V] to [S, V]."""
+    return torch.log_softmax(logits, dim=1)
