@@ -82,7 +82,7 @@ class Door:
         ids: Any = []
         try:
             text, ids = _split(prompt)
-            token_ids = self._encode(text) if ids is None else _checked_ids(ids, self._limits.vocab_size)
+            token_ids = _checked_ids(ids, self._limits.vocab_size) if text is None else self._encode(text)
             max_tokens = self._max_tokens(len(token_ids), params)
             self._check_params(params)
         except RequestError as error:
@@ -91,7 +91,7 @@ class Door:
         seed = self._seeds.draw() if params.seq_seed is None else params.seq_seed
         return Request(request_id, text, token_ids, params, seed, max_tokens)
 
-    def _encode(self, text: str | None) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         if not text:
             raise RequestError("prompt: got ''; accepted: a string of at least one character")
         if self._tokenizer is None:

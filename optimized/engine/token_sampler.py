@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from optimized import ops
 from optimized.engine.sequence import Sequence
+from optimized.ops.sample import SamplingRows, healthy, log_probabilities, sample
 from reference.spec.outputs import Logprob
 
 
@@ -40,9 +40,9 @@ def draw_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[D
     if not sequences:
         return []
     allowed = _without_banned(logits, sequences)  # [S, V]
-    usable = ops.healthy(logits) & ~torch.isposinf(logits).any(dim=-1) & ops.healthy(allowed)  # [S]
+    usable = healthy(logits) & healthy(allowed)  # [S]
     drawable = allowed if usable.all() else torch.where(usable[:, None], allowed, torch.zeros_like(allowed))  # [S, V]
-    tokens = ops.sample(drawable, _rows(sequences, logits.device))  # [S]
+    tokens = sample(drawable, _rows(sequences, logits.device))  # [S]
     drawn = [
         Drawn(token) if good else Drawn(token=-1, error=_complaint(row))
         for token, good, row in zip(tokens.tolist(), usable.tolist(), logits, strict=True)
@@ -52,7 +52,7 @@ def draw_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[D
     ]
     if wanting:
         chosen = logits[wanting]  # [W, V]
-        for r, row, logprobs in zip(wanting, chosen, ops.log_probabilities(chosen).float(), strict=True):
+        for r, row, logprobs in zip(wanting, chosen, log_probabilities(chosen).float(), strict=True):
             drawn[r] = _with_logprobs(drawn[r].token, row, logprobs, sequences[r].request.params.logprobs or 0)
     return drawn
 
@@ -69,7 +69,7 @@ def _without_banned(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> to
     return masked
 
 
-def _rows(sequences: SequenceOf[Sequence], device: torch.device) -> ops.SamplingRows:
+def _rows(sequences: SequenceOf[Sequence], device: torch.device) -> SamplingRows:
     """The parameters of the sampling operation, one row a sequence."""
     params = [one.request.params for one in sequences]
 
@@ -79,7 +79,7 @@ def _rows(sequences: SequenceOf[Sequence], device: torch.device) -> ops.Sampling
     def integers(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)  # [S]
 
-    return ops.SamplingRows(
+    return SamplingRows(
         temperature=numbers([one.temperature for one in params]),
         top_k=integers([one.top_k for one in params]),
         top_p=numbers([one.top_p for one in params]),

@@ -1,7 +1,7 @@
 """A worker without a model: its logits are a hash of the tokens so far. For tests of everything around the model.
 
-It keeps the tokens of each state slot, so it notices a row out of order, a slot that was not zeroed and a page table that
-is too short.
+It keeps the tokens of each state slot, so it notices a row out of order, a slot that was not zeroed and a page table
+that is too short.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""Engine options and DEEPINFER_* variables: what is accepted, what is refused, and that a refusal says enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimized import environ
+from optimized.config import EngineConfig
+from optimized.platforms import resolve
+from optimized.tests.stub import CONTEXT, model_folder
+from reference.spec.config import ModelConfig
+from reference.spec.errors import ConfigError, UnsupportedError
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelConfig:
+    return ModelConfig.from_file(model_folder(tmp_path, tokenizer=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_seqs", 0),
+        ("max_num_seqs", True),
+        ("max_num_seqs", 4.0),
+        ("max_num_seqs", "4"),
+        ("max_num_seqs", 2**63),
+        ("max_num_batched_tokens", 3),
+        ("max_model_len", 1),
+        ("page_size", -1),
+        ("num_pages", 1),
+        ("gpu_memory_utilization", 0),
+        ("gpu_memory_utilization", 1.01),
+        ("gpu_memory_utilization", float("nan")),
+        ("gpu_memory_utilization", True),
+        ("device", None),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("log_stats_interval", -1),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name_and_what_is_accepted(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}.*got.*accepted"):
+        EngineConfig.from_options({"max_num_seqs": 8, name: value})
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown engine option 'max_num_seq'.*'max_num_seqs'"):
+        EngineConfig.from_options({"max_num_seq": 8})
+
+
+def test_options_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig().seed = 1  # type: ignore[misc]
+
+
+def test_lengths_come_from_the_model_and_may_not_pass_it(model: ModelConfig) -> None:
+    config = EngineConfig(max_num_seqs=3000).resolved(model, "cpu")
+    assert (config.max_model_len, config.max_num_batched_tokens, config.device) == (CONTEXT, 3000, "cpu")
+    with pytest.raises(ConfigError, match=f"max_model_len: got {CONTEXT + 1}; accepted: at most {CONTEXT}"):
+        EngineConfig(max_model_len=CONTEXT + 1).resolved(model, "cpu")
+
+
+def test_devices_that_do_not_run_yet_are_told_from_words_that_are_none() -> None:
+    assert resolve("auto") == resolve("cpu") == "cpu"
+    with pytest.raises(UnsupportedError, match="'cuda:1' is not supported yet; accepted: auto, cpu"):
+        resolve("cuda:1")
+    with pytest.raises(ConfigError, match=r"'cpuu' .did you mean 'cpu'"):
+        resolve("cpuu")
+
+
+def test_an_honoured_variable_overrides_the_option(caplog: pytest.LogCaptureFixture) -> None:
+    merged = environ.merged(
+        {"log_stats_interval": 3, "seed": 1}, {"DEEPINFER_LOGGING_INTERVAL_STEP": "50", "PATH": "/"}
+    )
+    assert merged == {"log_stats_interval": 50, "seed": 1}
+    assert "overrides log_stats_interval=3 with 50" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("FALSE", False), ("no", False), ("off", False), ("", False), ("On", True)]
+)
+def test_booleans_mean_what_they_say(text: str, value: bool) -> None:
+    assert environ.parse_bool(text) is value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "accepted"),
+    [
+        ("ENABLE_MTP_VARLEN", "2", "1, true, yes, on or 0, false, no, off"),
+        ("ENABLE_MTP_VARLEN", "maybe", "1, true, yes, on or 0, false, no, off"),
+        ("LOGGING_INTERVAL_STEP", "", "a decimal integer"),
+        ("LOGGING_INTERVAL_STEP", "1e3", "a decimal integer"),
+        ("LOGGING_INTERVAL_STEP", "--1", "a decimal integer"),
+        ("LOGGING_INTERVAL_STEP", "9" * 30, "a decimal integer"),
+        ("LOGGING_INTERVAL_STEP", "٣", "a decimal integer"),
+        ("FORCE_IMBALANCE_RATIO", "nan", "a finite decimal number"),
+        ("YOCO_PREFILL_TRUNCATION_MODE", "Mask", "one of off, mask, compact"),
+        ("DECODE_TOKEN_BLACKLIST", "3..1", "strictly increasing"),
+        ("DECODE_TOKEN_BLACKLIST", "1,1", "strictly increasing"),
+        ("DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "1,,2", "a finite decimal number"),
+    ],
+)
+def test_a_bad_variable_is_refused_with_its_name_and_what_is_accepted(name: str, text: str, accepted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        environ.overrides({f"DEEPINFER_{name}": text})
+    assert f"DEEPINFER_{name}: got {text!r}; accepted: " in str(caught.value)
+    assert accepted in str(caught.value)
+
+
+def test_token_ranges_are_read_as_published() -> None:
+    assert environ.parse_token_ranges("0..3,7,10..12") == (0, 1, 2, 3, 7, 10, 11, 12)
+
+
+def test_an_unknown_variable_is_reported_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
+    assert environ.overrides({"DEEPINFER_USE_NEXTN": "5"}) == {}
+    assert (
+        "unknown environment variable DEEPINFER_USE_NEXTN (did you mean 'DEEPINFER_USE_NEXTN_DECODE'?)" in caplog.text
+    )
+
+
+def test_a_known_variable_without_effect_is_reported_unless_it_asks_for_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    environ.overrides(
+        {"DEEPINFER_USE_NEXTN_DECODE": "0", "DEEPINFER_BATCH_INVARIANT": "1", "DEEPINFER_ENFORCE_EAGER": "1"}
+    )
+    assert caplog.text == ""
+    environ.overrides({"DEEPINFER_USE_NEXTN_DECODE": "5"})
+    assert "DEEPINFER_USE_NEXTN_DECODE=5 is not supported yet and has no effect" in caplog.text
