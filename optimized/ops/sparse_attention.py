@@ -1,4 +1,4 @@
-"""Attention of each row over its window and its selected compressed entries. It knows nothing about how they were chosen.
+"""Attention of each row over its window and its selected compressed entries. Knows nothing about how they were chosen.
 
 The softmax maximum is an integer power of two (design: rescaling is then exact): n = ceil of the largest s * log2(e),
 the sink included; the numerator uses bf16(2^(s * log2(e) - n)), the denominator the unrounded weights.

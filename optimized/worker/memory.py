@@ -28,7 +28,7 @@ def plan_pages(
 
     Args:
         geometry: its num_pages is not read.
-        sequences: sequences that run at a time. budget: bytes for slots and pages. asked: the user's choice, or None for
+        sequences: how many run at a time. budget: bytes for slots and pages. asked: the user's choice, or None for
             as many as all sequences need at full length, within the budget.
     Raises:
         ConfigError: the budget does not hold them; names the numbers.

@@ -1,4 +1,4 @@
-"""Attention in float64 over gathered keys; the key list of every row has the same length, so every product one shape."""
+"""Attention in float64 over gathered keys; every row has a key list of one length, so every product has one shape."""
 
 from __future__ import annotations
 
