@@ -1,0 +1,114 @@
+"""The C++ core and the reference scheduler side by side: every call goes to both, every answer and state is compared.
+
+Knows the common surface of the two; knows nothing about the device, the clock or the laws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from equivalence.simulator.plan_rows import PlanRows
+from optimized import _core
+from reference.scheduler import Scheduler as ReferenceScheduler
+
+STATISTICS = (
+    "num_free_pages",
+    "num_deferred_pages",
+    "num_free_slots",
+    "num_deferred_slots",
+    "num_waiting",
+    "num_running",
+    "num_in_flight",
+    "num_preemptions",
+)
+
+
+class Violation(AssertionError):
+    """A law does not hold. law: its name; the message shows both sides."""
+
+    def __init__(self, law: str, message: str) -> None:
+        super().__init__(f"{law}: {message}")
+        self.law = law
+
+
+class Pair:
+    """Both schedulers behind one surface; answers are the core's, with plain lists for arrays."""
+
+    def __init__(self, limits: dict[str, Any]) -> None:
+        self.core = _core.Scheduler(**limits)
+        self.reference = ReferenceScheduler(**limits)
+
+    def add(self, request_id: int, prompt: list[int], max_tokens: int, replay_start: int) -> str:
+        """`OK` or `NEVER`."""
+        core = self.core.add(request_id, np.array(prompt, np.int64), max_tokens, replay_start).name
+        reference = self.reference.add(request_id, prompt, max_tokens, replay_start).name
+        _same("admission", f"request {request_id}", core, reference)
+        return str(core)
+
+    def abort(self, request_id: int) -> bool:
+        """Whether the request was live."""
+        core = self.core.abort(request_id)
+        _same("abort", f"request {request_id}", core, self.reference.abort(request_id))
+        return bool(core)
+
+    def schedule(self) -> PlanRows | None:
+        """The next step of both."""
+        core = self.core.schedule()
+        reference = self.reference.schedule()
+        if core is None or reference is None:
+            _same("schedule", "plan", core and core.kind, reference and reference.kind)
+            return None
+        rows = PlanRows.of_core(core)
+        different = rows.differences(reference)
+        if different:
+            raise Violation("lock-step", f"plan of step {rows.step_id}, core and reference: " + "; ".join(different))
+        return rows
+
+    def commit(
+        self, plan: PlanRows, tokens: list[list[int]], finished: list[bool], drafts: list[list[int]]
+    ) -> list[int]:
+        """Tokens appended to each request of the plan."""
+        flat = [token for new in tokens for token in new]
+        counts = [len(new) for new in tokens]
+        flat_drafts = [token for new in drafts for token in new]
+        draft_counts = [len(new) for new in drafts]
+        core = self.core.commit(
+            plan.step_id,
+            np.array(plan.request_ids, np.int64),
+            np.array(flat, np.int64),
+            np.array(counts, np.int32),
+            np.array(finished, np.bool_),
+            np.array(flat_drafts, np.int64),
+            np.array(draft_counts, np.int32),
+        ).tolist()
+        reference = self.reference.commit(
+            plan.step_id, plan.request_ids, flat, counts, finished, flat_drafts, draft_counts
+        )
+        _same("commit", f"tokens appended by step {plan.step_id}", core, reference)
+        return list(core)
+
+    def discard(self, plan: PlanRows) -> None:
+        """The oldest step in flight failed."""
+        self.core.discard(plan.step_id)
+        self.reference.discard(plan.step_id)
+
+    def check_same_state(self) -> None:
+        """Statistics, queues and every request that holds pages are equal."""
+        core, reference = self.core, self.reference
+        for name in STATISTICS:
+            _same("lock-step", name, getattr(core, name), getattr(reference, name))
+        live = core.request_ids().tolist()
+        _same("lock-step", "live requests", live, reference.request_ids())
+        for request in reference.holders:
+            key = request.request_id
+            mine = (core.state(key), core.slot(key), core.num_computed(key), core.pages(key).tolist())
+            theirs = (request.state, request.slot, request.computed, request.pages)
+            if mine != theirs:
+                raise Violation("lock-step", f"request {key}, core {mine}, reference {theirs}")
+
+
+def _same(law: str, what: str, core: object, reference: object) -> None:
+    if core != reference:
+        raise Violation("lock-step" if law != "lock-step" else law, f"{what}: core {core}, reference {reference}")

@@ -1,0 +1,1 @@
+"""Parts of the reference scheduler, one idea a file; `reference.scheduler` puts them together."""
