@@ -47,18 +47,18 @@ class StepPlan:
         """[R + 1] rows of request r are query_start[r] .. query_start[r + 1] - 1."""
     @property
     def positions(self) -> NDArray[np.int64]:
-        """[N] position of each row in its sequence, from 0, contiguous within a request. Where previous_rows[r] >= 0 this
-        assumes that the step in flight accepts all its drafts; the device subtracts what it rejected."""
+        """[N] position of each row in its sequence, from 0, contiguous within a request. Where previous_rows[r] >= 0
+        this assumes that the step in flight accepts all its drafts; the device subtracts what it rejected."""
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """[N] token id of each row; -1: not on the host yet, taken on the device from the step in flight (previous_rows)."""
+        """[N] token id of each row; -1: not on the host yet, taken on the device from the step in flight."""
     @property
     def kv_lens(self) -> NDArray[np.int32]:
         """[R] sequence length after this step = position of the request's last row + 1."""
     @property
     def page_table(self) -> NDArray[np.int32]:
-        """[R, P] page of tokens j * page_size .. (j + 1) * page_size - 1; P = the largest page count in the plan (at least 1);
-        0 = no page."""
+        """[R, P] page of positions j * page_size .. (j + 1) * page_size - 1; 0 = no page. P = the largest page count in
+        the plan, at least 1."""
     @property
     def sample_rows(self) -> NDArray[np.int32]:
         """[R] flat row whose logits give the request's next token; -1: a prefill chunk that is not the last. A decode
@@ -71,16 +71,19 @@ class StepPlan:
         """[R] the request's replay start, as given to add; kept through preemption."""
     @property
     def previous_rows(self) -> NDArray[np.int32]:
-        """[R] index of the request in the plan of the step still in flight, -1: everything is on the host (always -1 with
-        max_in_flight=1)."""
+        """[R] index of the request in the plan of the step still in flight; -1: everything is on the host (always so
+        with max_in_flight=1)."""
 
 class Scheduler:
-    """Requests, pages, state slots and step plans of one rank. Calls from several threads are served one at a time, without
-    the GIL.
+    """Requests, pages, state slots and step plans of one rank. Calls from several threads are served one at a time,
+    without the GIL.
 
-    Policy: FCFS without overtaking. Prefill whenever the head of the waiting queue is admissible (or a chunked prompt is
-    unfinished), at most max_consecutive_prefills steps in a row while other requests could decode; otherwise decode.
-    A running request that finds no page preempts the most recently admitted one, never the oldest.
+    Policy: FCFS without overtaking. Prefill whenever the head of the waiting queue is admissible (or a chunked prompt
+    is unfinished), at most max_consecutive_prefills steps in a row while other requests could decode; otherwise decode.
+    Admissible: a sequence, a slot, the pages of the whole sequence so far with nextn + 1 tokens more, and one page to
+    spare for every running request; and while requests run, no more than max_cache_usage of the pages in use.
+    A running request that finds no page preempts the most recently admitted one, never the oldest. The page or slot
+    freed last is handed out first.
     """
 
     def __init__(
@@ -139,8 +142,8 @@ class Scheduler:
         """The next step. None: nothing to run, or nothing may start before the oldest step in flight is committed.
 
         Raises:
-            RuntimeError: max_in_flight steps are not committed; or a stall (requests live, nothing in flight, nothing can
-                run): the message holds dump().
+            RuntimeError: max_in_flight steps are not committed; or a stall (requests live, nothing in flight, nothing
+                can run): the message holds dump().
         """
     def commit(
         self,
@@ -170,7 +173,7 @@ class Scheduler:
             ValueError: names the argument; nothing was changed.
         """
     def discard(self, step_id: int) -> None:
-        """The oldest step in flight failed: its state cannot be trusted. Its live requests keep their tokens and are
+        """The oldest step in flight failed: no page or slot can be trusted. All requests keep their tokens and are
         computed again from position 0 (their rows in a later step in flight become zombies)."""
 
     @property
@@ -210,6 +213,6 @@ class Scheduler:
     def num_computed(self, request_id: int) -> int:
         """Positions whose KV is in the pages, as far as commits have told."""
     def check_integrity(self) -> None:
-        """Every page and slot is in exactly one place, counts agree. Raises RuntimeError with both sides of the equation."""
+        """Every page and slot is in exactly one place and counts agree; else RuntimeError with both sides."""
     def dump(self) -> str:
         """Human-readable state for a watchdog: pools, queues, steps in flight, one line a request (the first 64)."""
