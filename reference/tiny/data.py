@@ -88,9 +88,7 @@ def save_streams(path: Path, streams: dict[str, TokenStream]) -> None:
 def load_streams(path: Path) -> dict[str, TokenStream]:
     """Read what `save_streams` wrote."""
     with np.load(path) as arrays:
-        return {
-            name: TokenStream(arrays[f"{name}_ids"], arrays[f"{name}_starts"]) for name in ("train", "held_out")
-        }
+        return {name: TokenStream(arrays[f"{name}_ids"], arrays[f"{name}_starts"]) for name in ("train", "held_out")}
 
 
 def main() -> None:

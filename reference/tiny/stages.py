@@ -131,7 +131,7 @@ class DraftStage(Stage):
 
     metrics = ("loss", "nll", "variation", "confidence", "overlap1", "overlap5")
     decay = 4.0
-    anchors = 96
+    anchors = 192
 
     def __init__(self, config: ModelConfig, values: Mapping[str, Tensor], token_map: Tensor) -> None:
         super().__init__(config, values, token_map, drafting=True)
@@ -142,9 +142,7 @@ class DraftStage(Stage):
         anchors = np.sort(rng.permutation(last + 1)[: self.anchors])  # [A]
         return stream.windows(rng, count, length + 1), anchors
 
-    def losses(
-        self, ids: Tensor, anchors: Tensor, routes: dict[str, Tensor] | None = None
-    ) -> losses.DraftLosses:
+    def losses(self, ids: Tensor, anchors: Tensor, routes: dict[str, Tensor] | None = None) -> losses.DraftLosses:
         """Losses of the blocks that start at the anchors. routes: receives the experts of every block row."""
         with torch.no_grad():
             trace: dict[str, Tensor] = {}

@@ -6,7 +6,8 @@ Knows command lines, schedules and files. Knows nothing about losses.
     python -m reference.tiny.train draft --tokens tokens.npz --checkpoint run/checkpoint --out run_draft --steps 4000
 
 `--out` receives the state to resume from (state.pt), the log (log.jsonl) and the checkpoint. `--minutes` bounds the
-whole run by the clock instead of `--steps`. The quantised weights of the checkpoint are exactly those of the last step.
+run by the clock instead of `--steps`, compilation not counted. The quantised weights of the checkpoint are exactly
+those of the last step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from reference.checkpoint import load_checkpoint, save_checkpoint
@@ -37,6 +37,8 @@ HERE = Path(__file__).parent
 STAGES: dict[str, type[BackboneStage] | type[DraftStage]] = {"backbone": BackboneStage, "draft": DraftStage}
 WARM_UP, COOL_DOWN = 0.02, 0.5
 LOG_EVERY = 50
+WAIT_EVERY = 8
+"""Steps between waits for the device, so that the clock that drives the schedule stays near it."""
 
 
 @dataclass
@@ -71,11 +73,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, default=HERE / "tokenizer.json", help="without --checkpoint")
     parser.add_argument("--steps", type=int, help="steps of the whole run")
     parser.add_argument("--minutes", type=float, help="minutes of the whole run, resumed parts counted in")
-    parser.add_argument("--batch", type=int, default=32, help="sequences a step")
-    parser.add_argument("--length", type=int, default=512, help="tokens a sequence")
-    parser.add_argument("--long-share", type=float, default=0.0, help="share at the end that trains on longer sequences")
-    parser.add_argument("--long-batch", type=int, default=4)
-    parser.add_argument("--long-length", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=16, help="sequences a step")
+    parser.add_argument("--length", type=int, default=1024, help="tokens a sequence")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--graph", action="store_true", help="replay each step as one CUDA graph")
     parser.add_argument("--compile", action="store_true", help="fuse the sub-steps with torch.compile")
@@ -121,25 +120,24 @@ def evaluate(stage: Stage, stream: TokenStream, length: int, count: int, device:
 def train(stage: Stage, arguments: argparse.Namespace, progress: Progress, streams: dict[str, TokenStream]) -> None:
     """Step until the progress is complete; logs every `LOG_EVERY` steps."""
     device = torch.device(arguments.device)
-    runner = capture.CapturedStep if arguments.graph else capture.PlainStep
-    short, long = runner(stage.step, device), runner(stage.step, device)
+    step = capture.CapturedStep(stage.step, device) if arguments.graph else capture.PlainStep(stage.step, device)
     bar = tqdm(total=100.0, unit="%", bar_format="{l_bar}{bar}| {elapsed}<{remaining} {postfix}", mininterval=2.0)
-    began, saved = time.monotonic() - progress.seconds, progress.seconds
-    pending: Tensor | None = None
+    began, saved, first = 0.0, progress.seconds, True
     while progress.share < 1.0:
-        lengthy = progress.share >= 1.0 - arguments.long_share
-        count, length = (arguments.long_batch, arguments.long_length) if lengthy else (arguments.batch, arguments.length)
-        batch = stage.batch(streams["train"], np.random.default_rng((arguments.seed, progress.step)), count, length)
+        rng = np.random.default_rng((arguments.seed, progress.step))
+        batch = stage.batch(streams["train"], rng, arguments.batch, arguments.length)
         stage.optimizer.factor.fill_(progress.rate_factor)
-        pending = (long if lengthy else short)(*batch)
+        metrics = step(*batch)
         progress.step += 1
-        if progress.step % LOG_EVERY == 0 or arguments.steps is not None and progress.step <= 3:
-            metrics = dict(zip(stage.metrics, pending.tolist(), strict=True))
-            log(arguments.out, {"step": progress.step, "seconds": progress.seconds, "tokens": count * length, **metrics})
-            bar.set_postfix({"step": progress.step, **{name: f"{value:.3f}" for name, value in metrics.items()}})
-        elif progress.step % 8 == 0 and device.type == "cuda":
+        if progress.step % WAIT_EVERY == 0 and device.type == "cuda":
             torch.cuda.synchronize()
+        if first:  # compilation and capture do not count
+            began, first = time.monotonic() - progress.seconds, False
         progress.seconds = time.monotonic() - began
+        if progress.step % LOG_EVERY == 0 or progress.share >= 1.0:
+            values = dict(zip(stage.metrics, metrics.tolist(), strict=True))
+            log(arguments.out, {"step": progress.step, "seconds": progress.seconds, **values})
+            bar.set_postfix({"step": progress.step, **{name: f"{value:.3f}" for name, value in values.items()}})
         bar.update(100 * progress.share - bar.n)
         if progress.seconds - saved > 60 * arguments.save_every:
             save_state(arguments.out / "state.pt", stage, progress)
@@ -157,6 +155,7 @@ def main() -> None:
     arguments = parse()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_float32_matmul_precision("high")  # TF32: every operand of a quantised product is exact in it
+    capture.batch_experts()
     if arguments.compile:
         capture.compile_substeps()
     arguments.out.mkdir(parents=True, exist_ok=True)
