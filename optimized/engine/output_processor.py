@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from optimized.engine.door import Request
 from optimized.engine.sequence import Sequence
@@ -15,14 +16,22 @@ from optimized.tokenizer import Tokenizer
 from reference.spec.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 
+@dataclass
+class _Opened:
+    """A request whose output is not complete. unfinished: its sequences that close has not seen."""
+
+    sequences: list[Sequence]
+    unfinished: int
+    arrival: float
+
+
 class OutputProcessor:
     """Makes the sequences of requests, watches their text, and builds a request's output when all its samples ended."""
 
     def __init__(self, tokenizer: Tokenizer | None, eos_token_id: int) -> None:
         self._tokenizer = tokenizer
         self._eos = eos_token_id
-        self._open: dict[str, list[Sequence]] = {}
-        self._arrivals: dict[str, float] = {}
+        self._open: dict[str, _Opened] = {}
 
     def open(self, request: Request, first_sequence_id: int) -> list[Sequence]:
         """The n sequences of a new request; their ids count from `first_sequence_id`."""
@@ -33,8 +42,7 @@ class OutputProcessor:
             Sequence(first_sequence_id + index, index, request, stop_ids, eos, self._watcher(request))
             for index in range(params.n)
         ]
-        self._open[request.request_id] = sequences
-        self._arrivals[request.request_id] = time.monotonic()
+        self._open[request.request_id] = _Opened(sequences, len(sequences), time.monotonic())
         return sequences
 
     def _watcher(self, request: Request) -> StopWatcher | None:
@@ -54,25 +62,24 @@ class OutputProcessor:
     def close(self, sequence: Sequence) -> RequestOutput | None:
         """A sequence has ended: the output of its request if it was the last one."""
         request = sequence.request
-        sequences = self._open[request.request_id]
-        if any(one.finish_reason is None for one in sequences):
+        opened = self._open[request.request_id]
+        opened.unfinished -= 1
+        if opened.unfinished:
             return None
         del self._open[request.request_id]
-        arrival = self._arrivals.pop(request.request_id)
-        completions = [self._completion(one) for one in sequences]
+        completions = [self._completion(one) for one in opened.sequences]
         return RequestOutput(
             request.request_id,
             request.prompt,
             request.prompt_token_ids,
             completions,
             finished=True,
-            metrics=_metrics(arrival, request, sequences),
+            metrics=_metrics(opened.arrival, request, opened.sequences),
         )
 
     def drop_all(self) -> None:
         """Forgets every request that has no output yet."""
         self._open.clear()
-        self._arrivals.clear()
 
     def _completion(self, sequence: Sequence) -> CompletionOutput:
         wanted = sequence.request.params.logprobs is not None
