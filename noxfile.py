@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,10 +20,14 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["demo", "tests"]
 
+# A shell without a PATH of its own does not hand its default on to the compiler's caller.
+os.environ.setdefault("PATH", f"/usr/local/bin{os.pathsep}{os.defpath}")
+
 ROOT = Path(__file__).parent
 SHARED = ROOT / ".nox" / "environment"
 BIN = SHARED / ("Scripts" if sys.platform == "win32" else "bin")
 EQUIVALENCE_CHECKS = ("model",)
+SANITIZED_TESTS = ("optimized/engine/tests/test_scheduler_core.py",)
 
 
 def _requirement(name: str) -> str:
@@ -40,7 +46,7 @@ def _build_inputs() -> str:
 
 def _python(session: nox.Session, *args: str) -> None:
     """Run the shared environment's Python with `args`."""
-    path = f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     session.run(str(BIN / "python"), *args, env={"PATH": path}, external=True)
 
 
@@ -91,6 +97,25 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types with mypy."""
     _python(session, "-m", "mypy", *session.posargs)
+
+
+@nox.session(requires=["environment"], venv_backend="none", default=False)
+def sanitize(session: nox.Session) -> None:
+    """Build the C++ core with the address and undefined-behaviour sanitizers and run its tests on it."""
+    copy = Path(session.create_tmp()) / "tree"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.so", "build", "golden", "*.safetensors"))
+    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
+    libraries = " ".join(
+        subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libstdc++.so")  # the second so that the first finds the C++ exceptions
+    )
+    with session.chdir(copy):
+        build = {"CFLAGS": flags, "LDFLAGS": "-fsanitize=address,undefined"}
+        session.run(str(BIN / "python"), "setup.py", "-q", "build_ext", "--inplace", env=build, external=True)
+        checks = {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0"}  # the interpreter itself leaks at exit
+        targets = session.posargs or SANITIZED_TESTS
+        session.run(str(BIN / "python"), "-m", "pytest", "-q", "--capture=sys", *targets, env=checks, external=True)
 
 
 @nox.session(requires=["environment"], venv_backend="none", default=False)
