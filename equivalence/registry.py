@@ -45,6 +45,11 @@ CHECKS = {
             "reference against golden packs (fp32 end to end, others sub-step by sub-step); engine against reference",
             "equivalence.checks.model",
         ),
+        Check(
+            "scheduler",
+            "C++ core and reference scheduler in lock-step through simulated worlds, under the laws of a scheduler",
+            "equivalence.checks.scheduler",
+        ),
     )
 }
 

@@ -76,13 +76,19 @@ def run_check(
     for case in cases:
         result = run_case(module, case, options)
         if result.findings.differences:
-            result.replay = replays.write(case, options, replay_folder)
+            result.replay = replays.write(_smaller(module, case, options), options, replay_folder)
         outcome.results.append(result)
         report(result)
         if options.fail_fast and result.findings.differences:
             break
     outcome.seconds = time.perf_counter() - begin
     return outcome
+
+
+def _smaller(module: CheckModule, case: Case, options: Options) -> Case:
+    """A smaller case that fails alike, from checks that know how to make one."""
+    shrink = getattr(module, "shrink", None)
+    return case if shrink is None else shrink(case, options)
 
 
 def run_case(module: CheckModule, case: Case, options: Options) -> CaseResult:

@@ -296,8 +296,8 @@ class Scheduler:
         return next((request for request in self.holders if request.state == "prefill"), None)
 
     def _decodable(self) -> list[Request]:
-        """Requests whose next token is not promised to be their last, oldest first."""
-        return [r for r in self.holders if r.state == "running" and r.longest < r.limit]
+        """Requests that live on even if each step in flight adds one token only, oldest first."""
+        return [r for r in self.holders if r.state == "running" and r.shortest < r.limit]
 
     # Prefill
 
@@ -424,8 +424,9 @@ class Scheduler:
         self.waiting.insert(0, request)
 
     def _release(self, request: Request) -> None:
-        """Give pages and slot back, behind the newest step in flight."""
-        fence = self.in_flight[-1].step_id if self.in_flight else 0
+        """Give pages and slot back, behind the newest step in flight if one may touch them."""
+        may_touch = any(request in plan.requests for plan in self.in_flight)
+        fence = self.in_flight[-1].step_id if may_touch else 0
         self.page_pool.give_back(request.pages, fence)
         self.slot_pool.give_back([request.slot], fence)
         self.holders.remove(request)

@@ -58,10 +58,10 @@ class Laws:
         self.i14_the_youngest_are_preempted(preempted)
         if plan is None:
             return
+        self.i19_rows_belong_to_their_slots(plan)
         self.i2_page_0_is_never_data(plan)
         self.i7_pages_cover_the_rows(plan)
         self.i16_rows_fit_the_budget(plan)
-        self.i19_rows_belong_to_their_slots(plan)
         self.i23_a_new_slot_is_zeroed(plan)
         self.i11_the_oldest_is_served(plan)
         self.ledger.launch(plan)

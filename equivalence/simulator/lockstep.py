@@ -5,6 +5,7 @@ Knows the common surface of the two; knows nothing about the device, the clock o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,23 +43,23 @@ class Pair:
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int, replay_start: int) -> str:
         """`OK` or `NEVER`."""
-        core = self.core.add(request_id, np.array(prompt, np.int64), max_tokens, replay_start).name
-        reference = self.reference.add(request_id, prompt, max_tokens, replay_start).name
-        _same("admission", f"request {request_id}", core, reference)
-        return str(core)
+        core = _core_answer(self.core.add, request_id, np.array(prompt, np.int64), max_tokens, replay_start)
+        reference = self.reference.add(request_id, prompt, max_tokens, replay_start)
+        _same(f"admission of request {request_id}", core.name, reference.name)
+        return str(core.name)
 
     def abort(self, request_id: int) -> bool:
         """Whether the request was live."""
-        core = self.core.abort(request_id)
-        _same("abort", f"request {request_id}", core, self.reference.abort(request_id))
+        core = _core_answer(self.core.abort, request_id)
+        _same(f"abort of request {request_id}", core, self.reference.abort(request_id))
         return bool(core)
 
     def schedule(self) -> PlanRows | None:
         """The next step of both."""
-        core = self.core.schedule()
+        core = _core_answer(self.core.schedule)
         reference = self.reference.schedule()
         if core is None or reference is None:
-            _same("schedule", "plan", core and core.kind, reference and reference.kind)
+            _same("kind of the next step", core and core.kind, reference and reference.kind)
             return None
         rows = PlanRows.of_core(core)
         different = rows.differences(reference)
@@ -74,7 +75,8 @@ class Pair:
         counts = [len(new) for new in tokens]
         flat_drafts = [token for new in drafts for token in new]
         draft_counts = [len(new) for new in drafts]
-        core = self.core.commit(
+        core = _core_answer(
+            self.core.commit,
             plan.step_id,
             np.array(plan.request_ids, np.int64),
             np.array(flat, np.int64),
@@ -86,21 +88,21 @@ class Pair:
         reference = self.reference.commit(
             plan.step_id, plan.request_ids, flat, counts, finished, flat_drafts, draft_counts
         )
-        _same("commit", f"tokens appended by step {plan.step_id}", core, reference)
+        _same(f"tokens appended by step {plan.step_id}", core, reference)
         return list(core)
 
     def discard(self, plan: PlanRows) -> None:
         """The oldest step in flight failed."""
-        self.core.discard(plan.step_id)
+        _core_answer(self.core.discard, plan.step_id)
         self.reference.discard(plan.step_id)
 
     def check_same_state(self) -> None:
         """Statistics, queues and every request that holds pages are equal."""
         core, reference = self.core, self.reference
         for name in STATISTICS:
-            _same("lock-step", name, getattr(core, name), getattr(reference, name))
+            _same(name, getattr(core, name), getattr(reference, name))
         live = core.request_ids().tolist()
-        _same("lock-step", "live requests", live, reference.request_ids())
+        _same("live requests", live, reference.request_ids())
         for request in reference.holders:
             key = request.request_id
             mine = (core.state(key), core.slot(key), core.num_computed(key), core.pages(key).tolist())
@@ -109,6 +111,14 @@ class Pair:
                 raise Violation("lock-step", f"request {key}, core {mine}, reference {theirs}")
 
 
-def _same(law: str, what: str, core: object, reference: object) -> None:
+def _core_answer(call: Callable[..., Any], *arguments: object) -> Any:
+    """What the core answers to a call that it must accept."""
+    try:
+        return call(*arguments)
+    except (ValueError, RuntimeError) as error:
+        raise Violation("I24" if "stall" in str(error) else "lock-step", f"the core refuses: {error}") from error
+
+
+def _same(what: str, core: object, reference: object) -> None:
     if core != reference:
-        raise Violation("lock-step" if law != "lock-step" else law, f"{what}: core {core}, reference {reference}")
+        raise Violation("lock-step", f"{what}: core {core}, reference {reference}")

@@ -84,11 +84,16 @@ class Simulation:
 
     def is_over(self) -> bool:
         """Nothing will come and nothing is left."""
-        coming = self._next < len(self._coming) and self.now < self.world.steps
-        return not (coming or self._compiling or self.pair.core.has_work())
+        return not (self._is_open() or self._compiling or self.pair.core.has_work())
+
+    def _is_open(self) -> bool:
+        """Whether more requests will come."""
+        return self._next < len(self._coming) and self.summary.steps < self.world.steps
 
     def tick(self) -> None:
         """Arrivals and aborts; one step scheduled and executed; aborts in flight; one step committed."""
+        if self._is_open() and not self._compiling and not self.pair.core.has_work():
+            self.now = max(self.now, self._coming[self._next].tick)
         self._arrive()
         self._abort(in_flight=False)
         self._compile()
@@ -108,7 +113,7 @@ class Simulation:
     # Actors
 
     def _arrive(self) -> None:
-        while self._next < len(self._coming) and self._coming[self._next].tick <= self.now < self.world.steps:
+        while self._is_open() and self._coming[self._next].tick <= self.now:
             if len(self.live) + len(self._compiling) >= self.world.crowd:
                 return
             arrival = self._coming[self._next]

@@ -41,7 +41,7 @@ class Arrival:
 class World:
     """Limits as in the constructor of the scheduler, then the actors.
 
-    steps: no request arrives after that many; window: of the simulated ring; acceptance: chance of a right draft;
+    steps: no request arrives once that many were launched; window: of the simulated ring; acceptance: chance of a right draft;
     late: share of steps that take several ticks; discard: share of steps that fail; early: share of asynchronous steps
     that are committed before the next is scheduled; crowd: most live requests at a time.
     """
@@ -131,7 +131,7 @@ def _draw_arrivals(rng: random.Random, world: World) -> list[Arrival]:
     long_outputs = rng.random() < 0.6
     arrivals = []
     tick = 0.0
-    while tick < world.steps:
+    while tick < 4 * world.steps:
         length = rng.randint(1, max(1, world.max_model_len * rng.choice([1, 2, 4, 5]) // 4))
         arrival = Arrival(
             request_id=rng.randrange(1 << 40) if rng.random() < 0.02 else 10 * len(arrivals) + rng.randrange(10),

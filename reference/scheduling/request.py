@@ -39,6 +39,11 @@ class Request:
         """Length if every step in flight adds all that it may: no step in flight writes past it."""
         return len(self.tokens) + sum(self.promised.values())
 
+    @property
+    def shortest(self) -> int:
+        """Length if every step in flight adds one token."""
+        return len(self.tokens) + len(self.promised)
+
     def forget_progress(self) -> None:
         """Back to waiting with the tokens kept: everything is computed again from position 0."""
         self.state = "waiting"
