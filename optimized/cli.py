@@ -10,7 +10,8 @@ import argparse
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 EXIT_OK = 0
 EXIT_SOME_FAILED = 1
@@ -37,8 +38,9 @@ blank or bad ones too, gives exactly one output record, in order: "index" (line,
 
 """
 
+_Option = tuple[str, type[int] | type[float] | type[str], str]
 #: (option, type, help) of the engine's options; the names are those of EngineConfig.
-ENGINE_OPTIONS = (
+ENGINE_OPTIONS: tuple[_Option, ...] = (
     ("--max-num-seqs", int, "most sequences that run at one time"),
     ("--max-num-batched-tokens", int, "most token rows of one step"),
     ("--max-model-len", int, "most tokens of a sequence, prompt and output together"),
@@ -50,7 +52,7 @@ ENGINE_OPTIONS = (
     ("--log-stats-interval", int, "engine steps between two log lines of statistics"),
 )
 #: (option, type, help) of the sampling parameters; the names are those of SamplingParams.
-SAMPLING_OPTIONS = (
+SAMPLING_OPTIONS: tuple[_Option, ...] = (
     ("--n", int, "samples of each prompt"),
     ("--max-tokens", int, "most new tokens of a sample (default 16)"),
     ("--min-tokens", int, "fewest new tokens before a stop"),
@@ -129,7 +131,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     options = build_parser().parse_args(argv)
-    _log_to_stderr(getattr(options, "log_level", "warning"))
+    with _logging_to_stderr(getattr(options, "log_level", "warning")):
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Runs the command that was parsed, and turns how it ends into an exit code."""
     from reference.spec.errors import CounterpointError
 
     command = importlib.import_module(f"optimized.commands.{options.command.replace('-', '_')}")
@@ -151,12 +158,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _log_to_stderr(level: str) -> None:
-    """Sends this project's log lines to stderr; the root logger is left alone."""
+@contextmanager
+def _logging_to_stderr(level: str) -> Iterator[None]:
+    """Sends this project's log lines to stderr while a command runs; the root logger is left alone."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("optimized", "reference"):
-        logger = logging.getLogger(name)
+    loggers = [logging.getLogger(name) for name in ("optimized", "reference")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
         logger.setLevel(level.upper())
-        logger.handlers[:] = [handler]
-        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(before)

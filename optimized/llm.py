@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class LLM:
 
     def stream(
         self, requests: Iterable[tuple[Any, SamplingParams]], on_step: Callable[[int], None] | None = None
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Like generate, for any number of requests in bounded memory: lazily taken, outputs yielded in order.
 
         Other calls wait until the iterator is exhausted or closed.

@@ -179,7 +179,8 @@ class _Job:
 
     def _write_bad_lines(self, writer: RecordWriter, progress: Progress) -> None:
         """Writes the records of the bad lines at the head."""
-        while self._pending and isinstance(self._pending[0], LineError):
-            writer.write(error_record(self._index, self._pending.popleft()))
+        while self._pending and isinstance(bad := self._pending[0], LineError):
+            self._pending.popleft()
+            writer.write(error_record(self._index, bad))
             self._index += 1
             progress.step(1)

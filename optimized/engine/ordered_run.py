@@ -7,7 +7,7 @@ requests come from or where outputs go.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 
 from optimized.engine.door import Refusal, Request
 from optimized.engine.engine import Engine
@@ -24,7 +24,7 @@ def run_in_order(
     entries: Iterable[Request | Refusal],
     max_num_seqs: int,
     on_step: Callable[[int], None] | None = None,
-) -> Iterator[RequestOutput]:
+) -> Generator[RequestOutput, None, None]:
     """One output for each entry, in order; ids of the entries must differ.
 
     However this ends (all done, an exception, the consumer stops), the engine is left without requests.

@@ -162,7 +162,7 @@ class Script:
         return row
 
 
-GREEDY = {"temperature": 0.0, "max_tokens": 6}
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
 
 
 def test_eos_ends_without_a_stop_reason_and_is_no_text(stub: tuple[LLM, StubWorker]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from optimized import LLM, EngineError, SamplingParams
-from optimized.engine import engine as engine_module
 from optimized.engine.output_processor import OutputProcessor
+from optimized.engine.token_sampler import draw_tokens
 from optimized.tests.stub import StubWorker, model_folder, stub_llm
 
 pytestmark = pytest.mark.ci
@@ -58,7 +58,7 @@ def test_an_error_anywhere_leaves_the_engine_as_new(
         if place.startswith("execute"):
             patch.setattr(worker, "execute", FailAt(worker.execute, at, error, after=place == "execute_after"))
         elif place == "draw":
-            patch.setattr(engine_module, "draw_tokens", FailAt(engine_module.draw_tokens, at, error, after=False))
+            patch.setattr("optimized.engine.engine.draw_tokens", FailAt(draw_tokens, at, error, after=False))
         else:
             take = FailAt(OutputProcessor.take, at, error, after=True)
             patch.setattr(OutputProcessor, "take", lambda self, one: take(self, one))
@@ -74,7 +74,7 @@ def test_a_consumer_that_stops_early_leaves_the_engine_as_new(stub: tuple[LLM, S
     expected = texts(llm)
     outputs = llm.stream((prompt, PARAMS) for prompt in PROMPTS)
     assert next(outputs).outputs == expected[0]
-    outputs.close()  # type: ignore[attr-defined]
+    outputs.close()
     llm._engine.check_idle()
     assert texts(llm) == expected
 
