@@ -355,22 +355,24 @@ class Scheduler:
         """One row and the drafts of every request that can have its pages."""
         plan = self._new_plan("decode")
         for request in self._decodable():
-            if request in self.holders and self._find_room(request):
+            if request in self.holders and self._find_room(plan, request):
                 self._decode_rows(plan, request)
         if not plan.request_ids:
             return None
         self.prefills_in_a_row = 0
         return self._launch(plan)
 
-    def _find_room(self, request: Request) -> bool:
+    def _find_room(self, plan: StepPlan, request: Request) -> bool:
         """Give the request pages for its rows, preempting the most recently admitted requests if there are none.
 
-        False: it must wait for pages behind a fence, or was itself the most recently admitted and is preempted.
+        False: it waits for pages behind a fence, which no younger request may take before it, or was itself the most
+        recently admitted and is preempted.
         """
-        need = self._pages_for(request.longest - 1) - len(request.pages)
-        while need > len(self.page_pool.free):
-            if need <= len(self.page_pool.free) + self.page_pool.pending:
-                return False
+        missing = self._pages_for(request.longest - 1) - len(request.pages)
+        if missing <= 0:
+            return True
+        need = plan.owed_pages + missing
+        while need > len(self.page_pool.free) + self.page_pool.pending:
             youngest = self.holders[-1]
             if youngest is self.holders[0]:
                 raise RuntimeError(f"request {request.request_id} is alone and short of pages\n{self.dump()}")
@@ -378,17 +380,20 @@ class Scheduler:
             self.num_preemptions += 1
             if youngest is request:
                 return False
-        if need > 0:
-            request.pages += self.page_pool.take(need)
+        if need > len(self.page_pool.free):
+            plan.owed_pages = need
+            return False
+        request.pages += self.page_pool.take(missing)
         return True
 
     def _decode_rows(self, plan: StepPlan, request: Request) -> None:
-        """Add the request's last token and its drafts to the plan."""
+        """Add the request's last token and its drafts to the plan; no draft may take it past its limit."""
         start = request.longest - 1
+        room = max(0, request.limit - request.longest - 1)
         if request.promised:
-            plan.append(request, start, [UNKNOWN_TOKEN], True, self._previous_row(request))
+            drafts = min(self.nextn, room)
+            plan.append(request, start, [UNKNOWN_TOKEN] * (1 + drafts), True, self._previous_row(request))
         else:
-            room = request.limit - len(request.tokens) - 1
             plan.append(request, start, [request.tokens[-1], *request.drafts[:room]], True, previous_row=-1)
         request.drafts = []
         request.promised[plan.step_id] = plan.rows_of(plan.num_requests - 1)

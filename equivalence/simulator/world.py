@@ -93,11 +93,11 @@ def draw(seed: int, steps: int | None = None) -> World:
     nextn = rng.choice([0, 0, 1, 2, 3, 5])
     page_size = rng.choice([size for size in (1, 2, 3, 4, 8, 16) if size > nextn])
     grid = rng.choice([1, 1, 2, 4, 8])
-    seqs = rng.randint(1, 10)
+    seqs = rng.choice([1, 2, 4, 6, 8, 10, 12])
     longest = rng.randint(8, 72)
     lifetime = -(-(longest + nextn + 1) // page_size)
-    tight = rng.random() < 0.7
-    pages = 1 + (rng.randint(lifetime - lifetime // 4, 2 * lifetime) if tight else rng.randint(2, 8) * lifetime)
+    share = rng.choice([0.0, 0.2, 0.35, 1.0])  # of the pages that all would need at their longest
+    pages = 1 + max(lifetime - rng.choice([0, lifetime // 4]), round(share * seqs * lifetime))
     world = World(
         seed=seed,
         num_pages=max(2, pages),
@@ -109,7 +109,7 @@ def draw(seed: int, steps: int | None = None) -> World:
         nextn=nextn,
         chunk_grid=grid,
         max_consecutive_prefills=rng.choice([1, 2, 8]),
-        max_cache_usage=rng.choice([0.5, 0.75, 0.9, 1.0]),
+        max_cache_usage=rng.choice([0.5, 0.9, 1.0, 1.0]),
         max_in_flight=rng.choice([1, 2]),
         steps=rng.randint(200, 2000) if steps is None else steps,
         window=rng.randint(1, 6),
@@ -124,15 +124,16 @@ def draw(seed: int, steps: int | None = None) -> World:
 
 
 def _draw_arrivals(rng: random.Random, world: World) -> list[Arrival]:
-    gap = rng.choice([2.0, 4.0, 8.0, 16.0])
+    gap = rng.choice([0.3, 1.0, 3.0, 10.0])
     aborts = rng.choice([0.0, 0.1, 0.3])
     grammars = rng.choice([0.0, 0.3])
     errors = rng.choice([0.0, 0.05])
     long_outputs = rng.random() < 0.6
+    share = rng.choice([1, 2, 4, 5])  # of the longest sequence that a prompt may take, in quarters
     arrivals = []
     tick = 0.0
-    while tick < 4 * world.steps:
-        length = rng.randint(1, max(1, world.max_model_len * rng.choice([1, 2, 4, 5]) // 4))
+    while tick < 4 * world.steps and len(arrivals) < world.steps:
+        length = rng.randint(1, max(1, world.max_model_len * share // 4))
         arrival = Arrival(
             request_id=rng.randrange(1 << 40) if rng.random() < 0.02 else 10 * len(arrivals) + rng.randrange(10),
             tick=int(tick),

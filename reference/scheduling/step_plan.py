@@ -14,7 +14,8 @@ from reference.scheduling.request import Request
 class StepPlan:
     """One forward step of R requests and N rows; fields as in the stub of `optimized._core`.
 
-    requests, lives: the requests and their lives when they were scheduled, for commit.
+    requests, lives: the requests and their lives when they were scheduled, for commit; owed_pages: pages that requests
+    left out of the plan wait for.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class StepPlan:
     previous_rows: list[int] = field(default_factory=list)  # [R]
     requests: list[Request] = field(default_factory=list)  # [R]
     lives: list[int] = field(default_factory=list)  # [R]
+    owed_pages: int = 0
 
     @property
     def num_requests(self) -> int:
