@@ -44,16 +44,18 @@ def draw_tokens(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> list[D
     drawable = allowed if usable.all() else torch.where(usable[:, None], allowed, torch.zeros_like(allowed))  # [S, V]
     tokens = sample(drawable, _rows(sequences, logits.device))  # [S]
     drawn = [
-        Drawn(token) if good else Drawn(token=-1, error=_complaint(row))
-        for token, good, row in zip(tokens.tolist(), usable.tolist(), logits, strict=True)
+        Drawn(token) if good else Drawn(token=-1, error=_complaint(logits[r]))
+        for r, (token, good) in enumerate(zip(tokens.tolist(), usable.tolist(), strict=True))
     ]
     wanting = [
         r for r, one in enumerate(sequences) if one.request.params.logprobs is not None and drawn[r].error is None
     ]
     if wanting:
-        chosen = logits[wanting]  # [W, V]
-        for r, row, logprobs in zip(wanting, chosen, log_probabilities(chosen).float(), strict=True):
-            drawn[r] = _with_logprobs(drawn[r].token, row, logprobs, sequences[r].request.params.logprobs or 0)
+        counts = [sequences[r].request.params.logprobs or 0 for r in wanting]
+        for r, one in zip(
+            wanting, _with_logprobs([drawn[r].token for r in wanting], logits[wanting], counts), strict=True
+        ):
+            drawn[r] = one
     return drawn
 
 
@@ -95,20 +97,46 @@ def _signed(seed: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
-def _with_logprobs(token: int, logits: torch.Tensor, logprobs: torch.Tensor, count: int) -> Drawn:
-    """The token with its logprob and those of the `count` most likely ones. logits, logprobs: [V]"""
-    sampled = Logprob(float(logprobs[token]), 1 + int((logits > logits[token]).sum()))
-    reported = {token: sampled}
-    if count:
-        values, order = torch.sort(logits, descending=True, stable=True)  # [V], [V]
-        rank, previous = 1, None
-        for place, (value, one) in enumerate(
-            zip(values[:count].tolist(), order[:count].tolist(), strict=True), start=1
-        ):
-            rank = rank if value == previous else place
-            previous = value
-            reported[one] = Logprob(float(logprobs[one]), rank)
-    return Drawn(token, sampled.logprob, reported)
+def _with_logprobs(tokens: list[int], logits: torch.Tensor, counts: list[int]) -> list[Drawn]:
+    """Each row's token with its own logprob and those of its most likely tokens.
+
+    Args:
+        logits: [W, V] float64. counts: W, how many most likely tokens each row reports.
+    """
+    logprobs = log_probabilities(logits).float()  # [W, V]
+    column = torch.tensor(tokens, device=logits.device)[:, None]  # [W, 1]
+    own = logprobs.gather(1, column).squeeze(1).tolist()
+    ranks = (1 + (logits > logits.gather(1, column)).sum(dim=1)).tolist()
+    best = _most_likely(logits, logprobs, counts)
+    return [
+        Drawn(token, logprob, {token: Logprob(logprob, rank), **reported})
+        for token, logprob, rank, reported in zip(tokens, own, ranks, best, strict=True)
+    ]
+
+
+def _most_likely(logits: torch.Tensor, logprobs: torch.Tensor, counts: list[int]) -> list[dict[int, Logprob]]:
+    """The first counts[w] ids of each row [W, V] by (logit descending, id ascending), with logprob and rank."""
+    most = min(max(counts), logits.shape[1])
+    if not most:
+        return [{} for _ in counts]
+    floor = torch.topk(logits, most, dim=1).values[:, -1:]  # [W, 1]
+    rows, ids = (logits >= floor).nonzero(as_tuple=True)  # [C], [C]; more than `most` a row if some are equal
+    columns = (rows, ids, logits[rows, ids], logprobs[rows, ids])
+    candidates: list[list[tuple[int, float, float]]] = [[] for _ in counts]
+    for row, token, logit, logprob in zip(*(column.tolist() for column in columns), strict=True):
+        candidates[row].append((token, logit, logprob))
+    return [_ranked(some, count) for some, count in zip(candidates, counts, strict=True)]
+
+
+def _ranked(candidates: list[tuple[int, float, float]], count: int) -> dict[int, Logprob]:
+    """The best `count` of (id, logit, logprob), given by ascending id; equal logits have equal ranks."""
+    reported: dict[int, Logprob] = {}
+    rank, previous = 1, None
+    for place, (token, logit, logprob) in enumerate(sorted(candidates, key=lambda one: -one[1])[:count], start=1):
+        rank = rank if logit == previous else place
+        previous = logit
+        reported[token] = Logprob(logprob, rank)
+    return reported
 
 
 def _complaint(logits: torch.Tensor) -> str:
