@@ -4,8 +4,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "scheduler.hpp"
 
@@ -63,19 +66,64 @@ py::array page_table_array(const py::object& self) {
 // One call at a time, with the GIL released while it waits and works.
 class LockedScheduler {
 public:
-    explicit LockedScheduler(const SchedulerOptions& options) : scheduler_(options) {}
+    LockedScheduler(const SchedulerOptions& options, Reduction reduce) : scheduler_(options, std::move(reduce)) {}
 
     template <typename Call>
     auto with(Call&& call) {
         const py::gil_scoped_release nogil;
+        if (holder_.load() == std::this_thread::get_id()) {
+            throw std::runtime_error("reduce: must not call the scheduler that calls it");
+        }
         const std::lock_guard lock(mutex_);
+        const Holding holding(holder_);
         return call(scheduler_);
     }
 
 private:
+    using Holder = std::atomic<std::thread::id>;
+
+    struct Holding {
+        explicit Holding(Holder& holder_) : holder(holder_) { holder.store(std::this_thread::get_id()); }
+        ~Holding() { holder.store(std::thread::id{}); }
+        Holding(const Holding&) = delete;
+        Holding& operator=(const Holding&) = delete;
+        Holder& holder;
+    };
+
     std::mutex mutex_;
+    Holder holder_{};
     Scheduler scheduler_;
 };
+
+// The group's minimum, asked of Python. Called without the GIL.
+Reduction python_reduction(const py::object& reduce) {
+    if (reduce.is_none()) {
+        return {};
+    }
+    if (PyCallable_Check(reduce.ptr()) == 0) {
+        throw py::type_error("reduce: must be callable or None");
+    }
+    // The last copy may be dropped by any thread, hence the deleter's own GIL.
+    const std::shared_ptr<py::object> held(new py::object(reduce), [](py::object* object) {
+        const py::gil_scoped_acquire gil;
+        delete object;
+    });
+    return [held](std::span<std::int64_t> values) {
+        const py::gil_scoped_acquire gil;
+        const Array<std::int64_t> mine(static_cast<py::ssize_t>(values.size()), values.data());
+        const py::object reduced = (*held)(mine);
+        if (!py::isinstance<Array<std::int64_t>>(reduced)) {
+            throw py::type_error("reduce: must return an int64 array");
+        }
+        const auto array = reduced.cast<Array<std::int64_t>>();
+        const auto minimum = view("reduce", array);
+        if (minimum.size() != values.size()) {
+            throw std::invalid_argument("reduce: returned " + std::to_string(minimum.size()) + " elements, was given " +
+                                        std::to_string(values.size()));
+        }
+        std::ranges::copy(minimum, values.begin());
+    };
+}
 
 template <typename Read>
 auto getter(Read read) {
@@ -133,6 +181,14 @@ void bind_requests(py::class_<LockedScheduler>& scheduler) {
     scheduler.def("abort", [](LockedScheduler& self, std::int64_t id) {
         return self.with([&](Scheduler& s) { return s.abort(id); });
     }, py::arg("request_id"));
+    scheduler.def(
+        "set_verify_lengths",
+        [](LockedScheduler& self, const Array<std::int64_t>& request_ids, const Array<std::int32_t>& lengths) {
+            const auto ids = view("request_ids", request_ids);
+            const auto values = view("lengths", lengths);
+            self.with([&](Scheduler& s) { s.set_verify_lengths(ids, values); });
+        },
+        py::arg("request_ids").noconvert(), py::arg("lengths").noconvert());
     scheduler.def("explain_never", [](LockedScheduler& self, std::int64_t prompt_length, std::int64_t max_tokens) {
         return self.with([&](Scheduler& s) { return s.explain_never(prompt_length, max_tokens); });
     }, py::arg("prompt_len"), py::arg("max_tokens"));
@@ -179,12 +235,16 @@ std::unique_ptr<LockedScheduler> make_scheduler(std::int64_t num_pages, std::int
                                                 std::int64_t max_num_seqs, std::int64_t max_num_batched_tokens,
                                                 std::int64_t max_model_len, std::int64_t nextn, std::int64_t chunk_grid,
                                                 std::int64_t max_consecutive_prefills, double max_cache_usage,
-                                                std::int64_t max_in_flight) {
-    return std::make_unique<LockedScheduler>(SchedulerOptions{
+                                                std::int64_t max_in_flight, std::int64_t prefill_all_interval,
+                                                std::int64_t prefill_any_interval, std::int64_t max_wait_steps,
+                                                std::int64_t stall_limit, const py::object& reduce) {
+    const SchedulerOptions options{
         .num_pages = num_pages, .page_size = page_size, .num_slots = num_slots, .max_num_seqs = max_num_seqs,
         .max_num_batched_tokens = max_num_batched_tokens, .max_model_len = max_model_len, .nextn = nextn,
         .chunk_grid = chunk_grid, .max_consecutive_prefills = max_consecutive_prefills, .max_cache_usage = max_cache_usage,
-        .max_in_flight = max_in_flight});
+        .max_in_flight = max_in_flight, .prefill_all_interval = prefill_all_interval,
+        .prefill_any_interval = prefill_any_interval, .max_wait_steps = max_wait_steps, .stall_limit = stall_limit};
+    return std::make_unique<LockedScheduler>(options, python_reduction(reduce));
 }
 
 }  // namespace
@@ -201,7 +261,9 @@ PYBIND11_MODULE(_core, module) {
     scheduler.def(py::init(&make_scheduler), py::arg("num_pages"), py::arg("page_size"), py::arg("num_slots"),
                   py::arg("max_num_seqs"), py::arg("max_num_batched_tokens"), py::arg("max_model_len"), py::arg("nextn") = 0,
                   py::arg("chunk_grid") = 1, py::kw_only(), py::arg("max_consecutive_prefills") = 8,
-                  py::arg("max_cache_usage") = 0.9, py::arg("max_in_flight") = 1);
+                  py::arg("max_cache_usage") = 0.9, py::arg("max_in_flight") = 1, py::arg("prefill_all_interval") = 1,
+                  py::arg("prefill_any_interval") = 1, py::arg("max_wait_steps") = 500, py::arg("stall_limit") = 10'000,
+                  py::arg("reduce") = py::none());
     bind_requests(scheduler);
     bind_steps(scheduler);
     bind_inspection(scheduler);

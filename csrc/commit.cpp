@@ -78,6 +78,7 @@ std::vector<std::int32_t> Scheduler::commit(std::int64_t step_id, const StepResu
     const Flight flight = std::move(flights_.front());
     flights_.pop_front();
     committed_ = step_id;
+    calls_without_progress_ = flight.rows.empty() ? calls_without_progress_ : 0;
 
     std::vector<std::int32_t> appended(flight.rows.size(), 0);
     std::size_t token = 0;

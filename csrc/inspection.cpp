@@ -66,6 +66,27 @@ void Scheduler::check_integrity() const {
     }
 }
 
+// What keeps a request from its next step.
+std::string Scheduler::lacks(const Request& request) const {
+    const std::int64_t need = pages_.pages_for(request.most_length() + options_.nextn);
+    const std::string pages = std::to_string(need - static_cast<std::int64_t>(request.pages.size())) + " pages, " +
+                              std::to_string(pages_.num_free()) + " are free";
+    if (request.state != RequestState::WAITING) {
+        return need > static_cast<std::int64_t>(request.pages.size()) ? pages : "nothing but its turn";
+    }
+    if (num_running() >= options_.max_num_seqs) {
+        return "a place: all " + std::to_string(options_.max_num_seqs) + " sequences are taken";
+    }
+    if (!slots_.can_allocate()) {
+        return "a state slot: all " + std::to_string(slots_.num_usable()) + " are taken";
+    }
+    if (can_admit(request)) {
+        return "nothing but its turn";
+    }
+    return pages + ", " + std::to_string(num_running()) + " are kept for running requests, the cache may be full to " +
+           std::to_string(options_.max_cache_usage);
+}
+
 std::string Scheduler::dump() const {
     constexpr std::size_t MOST_LINES = 64;
     std::ostringstream out;
@@ -76,6 +97,9 @@ std::string Scheduler::dump() const {
         << '\n';
     for (const Flight& flight : flights_) {
         out << "in flight: step " << flight.step_id << ' ' << name_of(flight.kind) << ", " << flight.rows.size() << " requests\n";
+    }
+    if (head() != nullptr) {
+        out << "head of the queue: request " << head()->id << " lacks " << lacks(*head()) << '\n';
     }
     std::size_t lines = 0;
     const auto print = [&](const Request& request) {

@@ -38,6 +38,11 @@ void SchedulerOptions::validate() const {
     require_range("max_model_len", max_model_len, 2, LARGEST - nextn - 1);
     require_range("max_consecutive_prefills", max_consecutive_prefills, 1, LARGEST);
     require_range("max_in_flight", max_in_flight, 1, 2);
+    require_range("prefill_all_interval", prefill_all_interval, 1, LARGEST);
+    require_range("prefill_any_interval", prefill_any_interval, 1, LARGEST);
+    require_range("max_wait_steps", max_wait_steps, 1, LARGEST);
+    require(stall_limit > prefill_any_interval, "stall_limit", stall_limit,
+            "above prefill_any_interval = " + std::to_string(prefill_any_interval));
     if (!(max_cache_usage > 0.0 && max_cache_usage <= 1.0)) {
         throw std::invalid_argument("max_cache_usage=" + std::to_string(max_cache_usage) + ": must be above 0 and at most 1");
     }

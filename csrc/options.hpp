@@ -18,6 +18,10 @@ struct SchedulerOptions {
     std::int64_t max_consecutive_prefills = 8;
     double max_cache_usage = 0.9;
     std::int64_t max_in_flight = 1;
+    std::int64_t prefill_all_interval = 1;
+    std::int64_t prefill_any_interval = 1;
+    std::int64_t max_wait_steps = 500;
+    std::int64_t stall_limit = 10'000;
 
     // Throws std::invalid_argument naming argument, value and law.
     void validate() const;

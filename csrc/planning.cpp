@@ -16,37 +16,73 @@ std::shared_ptr<StepPlan> Scheduler::schedule() {
     if (!flights_.empty() && flights_.back().kind == StepKind::PREFILL) {
         return nullptr;  // a prefill step is settled before anything else starts
     }
-    const bool prefill_turn = consecutive_prefills_ < options_.max_consecutive_prefills || !can_decode();
-    if (prefill_turn && wants_prefill()) {
-        return flights_.empty() ? plan_prefill() : nullptr;
+    watch();
+    const Tally tally = count_votes(ballot(), reduce_);
+    if (!tally.any.has_work) {
+        return nullptr;
     }
-    if (auto plan = plan_decode()) {
+    if (choose_kind(tally, history_, options_) == StepKind::PREFILL) {
+        if (!flights_.empty()) {
+            return nullptr;  // and is started when everything else is settled; the vote is then taken again
+        }
+        if (!all_are_empty(!can_prefill(), reduce_)) {
+            return plan_prefill();
+        }
+    }
+    if (auto plan = tally.any.can_decode ? plan_decode() : nullptr) {
         return plan;
     }
-    if (flights_.empty() && !requests_.empty()) {
+    if (flights_.empty()) {
         throw std::runtime_error("schedule: stalled, nothing is in flight and no request can run\n" + dump());
     }
     return nullptr;
 }
 
-bool Scheduler::wants_prefill() const {
-    if (!running_.empty() && running_.back()->state == RequestState::PREFILL) {
-        return true;
+void Scheduler::watch() {
+    if (requests_.empty()) {
+        calls_without_progress_ = 0;
+    } else if (++calls_without_progress_ > options_.stall_limit) {
+        const Request& oldest = running_.empty() ? *head() : *running_.front();
+        throw std::runtime_error("schedule: stalled, no progress in " + std::to_string(options_.stall_limit) + " calls; request " +
+                                 std::to_string(oldest.id) + " lacks " + lacks(oldest) + "\n" + dump());
     }
-    return !waiting_.empty() && can_admit(*waiting_.begin()->second);
+}
+
+Ballot Scheduler::ballot() const {
+    const bool waits = !waiting_.empty();
+    // One rank alone asks for what it can have. In a group a rank that is short votes as the others like it to, and the
+    // second vote tells whether anyone could start a prompt.
+    const bool wants = waits && (reduce_ ? !is_cache_full() : can_admit(*head()));
+    return {.wants_prefill = wants || partial() != nullptr,
+            .has_work = !requests_.empty(),
+            .can_decode = can_decode(),
+            .has_partial = partial() != nullptr,
+            .is_overdue = waits && is_overdue() && can_admit(*head())};
+}
+
+const Request* Scheduler::partial() const {
+    return !running_.empty() && running_.back()->state == RequestState::PREFILL ? running_.back() : nullptr;
+}
+
+const Request* Scheduler::head() const { return waiting_.empty() ? nullptr : waiting_.begin()->second; }
+
+bool Scheduler::can_prefill() const { return partial() != nullptr || (!waiting_.empty() && can_admit(*head())); }
+
+bool Scheduler::is_cache_full() const {
+    const auto used = static_cast<double>(pages_.num_usable() - pages_.num_free());
+    return !running_.empty() && used > options_.max_cache_usage * static_cast<double>(pages_.num_usable());
 }
 
 bool Scheduler::can_admit(const Request& request) const {
     if (num_running() >= options_.max_num_seqs || !slots_.can_allocate()) {
         return false;
     }
-    // Beside its own pages, one more for every running request: else the next decode step would preempt the newcomer.
-    const std::int64_t need = pages_.pages_for(request.length() + options_.nextn + 1) + num_running();
-    if (pages_.num_free() < need) {
-        return false;
+    const std::int64_t need = pages_.pages_for(request.length() + options_.nextn + 1);
+    if (is_overdue()) {
+        return pages_.num_free() >= need;
     }
-    const auto used = static_cast<double>(pages_.num_usable() - pages_.num_free());
-    return running_.empty() || used <= options_.max_cache_usage * static_cast<double>(pages_.num_usable());
+    // A page to spare for every running request: else the next decode step would preempt the newcomer.
+    return pages_.num_free() >= need + num_running() && !is_cache_full();
 }
 
 bool Scheduler::can_decode() const {
@@ -60,6 +96,7 @@ void Scheduler::admit(Request& request) {
     request.slot = slots_.allocate();
     request.admission = ++admissions_;
     request.state = RequestState::PREFILL;
+    head_waited_ = 0;
     waiting_.erase(request.arrival);
     running_.push_back(&request);
 }
@@ -76,24 +113,24 @@ std::int64_t Scheduler::chunk_rows(const Request& request, std::int64_t budget) 
 std::shared_ptr<StepPlan> Scheduler::plan_prefill() {
     auto plan = std::make_shared<StepPlan>(StepKind::PREFILL, launched_ + 1);
     std::int64_t budget = options_.max_num_batched_tokens;
-    if (!running_.empty() && running_.back()->state == RequestState::PREFILL) {
-        Request& partial = *running_.back();
-        const std::int64_t rows = chunk_rows(partial, budget);
-        const bool whole = partial.computed + rows == partial.length();
-        append_chunk(*plan, partial, rows);
+    if (partial() != nullptr) {
+        Request& request = *running_.back();
+        const std::int64_t rows = chunk_rows(request, budget);
+        const bool whole = request.computed + rows == request.length();
+        append_chunk(*plan, request, rows);
         budget = whole ? budget - rows : 0;
     }
     while (budget > 0 && !waiting_.empty()) {
-        Request& head = *waiting_.begin()->second;
-        const std::int64_t rows = chunk_rows(head, budget);
-        if (rows == 0 || !can_admit(head)) {
+        Request& request = *waiting_.begin()->second;
+        const std::int64_t rows = chunk_rows(request, budget);
+        if (rows == 0 || !can_admit(request)) {
             break;
         }
-        admit(head);
-        append_chunk(*plan, head, rows);
-        budget = rows == head.length() ? budget - rows : 0;
+        admit(request);
+        append_chunk(*plan, request, rows);
+        budget = rows == request.length() ? budget - rows : 0;
     }
-    ++consecutive_prefills_;
+    history_ = {.decodes_since_prefill = 0, .prefills_since_decode = history_.prefills_since_decode + 1};
     launch(*plan);
     return plan;
 }
@@ -124,10 +161,11 @@ std::shared_ptr<StepPlan> Scheduler::plan_decode() {
             append_decode(*plan, request);
         }
     }
-    if (plan->num_requests() == 0) {
-        return nullptr;
+    if (plan->num_requests() == 0 && !reduce_) {
+        return nullptr;  // in a group it goes along with the others
     }
-    consecutive_prefills_ = 0;
+    history_ = {.decodes_since_prefill = history_.decodes_since_prefill + 1, .prefills_since_decode = 0};
+    head_waited_ = waiting_.empty() ? 0 : head_waited_ + 1;
     launch(*plan);
     return plan;
 }
@@ -164,7 +202,9 @@ bool Scheduler::reserve_decode_pages(std::size_t index, std::int64_t& promised) 
 
 std::int64_t Scheduler::draft_rows(const Request& request) const {
     const std::int64_t room = request.limit - request.most_length() - 1;  // committed + drafts + 1 stays within the limit
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(request.drafts.size()), 0, std::max<std::int64_t>(room, 0));
+    const bool on_device = request.steps_in_flight > 0;
+    const std::int64_t given = on_device ? options_.nextn : static_cast<std::int64_t>(request.drafts.size());
+    return std::max<std::int64_t>(std::min({given, request.verify_length, room}), 0);
 }
 
 void Scheduler::append_decode(StepPlan& plan, Request& request) {
@@ -172,7 +212,11 @@ void Scheduler::append_decode(StepPlan& plan, Request& request) {
     const std::int64_t drafts = draft_rows(request);
     std::vector<std::int64_t>& tokens = row_tokens_;
     tokens.assign(1, on_host ? request.tokens.back() : -1);
-    tokens.insert(tokens.end(), request.drafts.begin(), request.drafts.begin() + drafts);
+    if (on_host) {
+        tokens.insert(tokens.end(), request.drafts.begin(), request.drafts.begin() + drafts);
+    } else {
+        tokens.resize(static_cast<std::size_t>(1 + drafts), -1);
+    }
     plan.append(request.id, request.slot, request.most_length() - 1, tokens, static_cast<std::int32_t>(plan.num_rows()), false,
                 request.replay_start, on_host ? -1 : static_cast<std::int32_t>(request.last_index));
     planned_.rows.push_back({request.id, request.admission, request.most_length() + drafts, drafts, true});

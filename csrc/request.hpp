@@ -31,6 +31,7 @@ struct Request {
     RequestState state = RequestState::WAITING;
     std::vector<std::int64_t> tokens;  // prompt and committed output
     std::vector<std::int64_t> drafts;  // to be verified by the next decode step; filled by commit
+    std::int64_t verify_length = 0;    // most drafts a decode step verifies
     std::int64_t computed = 0;         // positions whose KV is in the pages, as far as commits have told
 
     std::int64_t admission = 0;  // a new number at every admission: a row of an older one is a zombie

@@ -13,8 +13,8 @@ std::string named(const char* name, std::int64_t value) { return std::string(nam
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options)
-    : options_((options.validate(), options)), pages_(options.num_pages, options.page_size), slots_(options.num_slots) {}
+Scheduler::Scheduler(const SchedulerOptions& options, Reduction reduce)
+    : options_((options.validate(), options)), reduce_(std::move(reduce)), pages_(options.num_pages, options.page_size), slots_(options.num_slots) {}
 
 std::int64_t Scheduler::sequence_limit(std::int64_t prompt_length, std::int64_t max_tokens) const {
     const std::int64_t room = std::max<std::int64_t>(options_.max_model_len - prompt_length, 0);
@@ -71,7 +71,9 @@ Admission Scheduler::add(std::int64_t id, std::span<const std::int64_t> prompt, 
     request->prompt_length = length;
     request->limit = sequence_limit(length, max_tokens);
     request->replay_start = static_cast<std::int32_t>(replay_start);
+    request->verify_length = options_.nextn;
     request->tokens.assign(prompt.begin(), prompt.end());
+    calls_without_progress_ = 0;
     waiting_.emplace(request->arrival, request.get());
     requests_.emplace(id, std::move(request));
     return Admission::OK;
@@ -90,7 +92,25 @@ bool Scheduler::abort(std::int64_t id) {
         release_resources(request);
     }
     requests_.erase(found);
+    calls_without_progress_ = 0;
     return true;
+}
+
+void Scheduler::set_verify_lengths(std::span<const std::int64_t> ids, std::span<const std::int32_t> lengths) {
+    if (ids.size() != lengths.size()) {
+        throw std::invalid_argument("lengths: has " + std::to_string(lengths.size()) + " elements, must have " +
+                                    std::to_string(ids.size()));
+    }
+    for (const std::int32_t length : lengths) {
+        if (length < 0 || length > options_.nextn) {
+            throw std::invalid_argument(named("lengths", length) + "must be in 0 .. nextn = " + std::to_string(options_.nextn));
+        }
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        if (const auto found = requests_.find(ids[i]); found != requests_.end()) {
+            found->second->verify_length = lengths[i];
+        }
+    }
 }
 
 void Scheduler::release_resources(Request& request) {
@@ -113,6 +133,7 @@ void Scheduler::preempt(Request& request) {
     release_resources(request);
     request.state = RequestState::WAITING;
     request.drafts.clear();
+    request.verify_length = options_.nextn;
     request.computed = 0;
     request.admission = 0;
     request.steps_in_flight = 0;

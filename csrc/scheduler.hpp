@@ -21,6 +21,7 @@
 #include "request.hpp"
 #include "state_slots.hpp"
 #include "step_plan.hpp"
+#include "vote.hpp"
 
 namespace counterpoint {
 
@@ -51,13 +52,14 @@ struct Flight {
 
 class Scheduler {
 public:
-    explicit Scheduler(const SchedulerOptions& options);
+    explicit Scheduler(const SchedulerOptions& options, Reduction reduce = {});
 
     // requests.cpp: coming and going
     Admission add(std::int64_t id, std::span<const std::int64_t> prompt, std::int64_t max_tokens, std::int64_t replay_start);
     bool abort(std::int64_t id);
     std::string explain_never(std::int64_t prompt_length, std::int64_t max_tokens) const;
     std::int64_t lifetime_pages(std::int64_t prompt_length, std::int64_t max_tokens) const;
+    void set_verify_lengths(std::span<const std::int64_t> ids, std::span<const std::int32_t> lengths);
 
     // planning.cpp, commit.cpp: the step loop
     std::shared_ptr<StepPlan> schedule();
@@ -85,9 +87,16 @@ private:
     void release_resources(Request& request);
     void preempt(Request& request);  // the last of running_ only
 
-    bool wants_prefill() const;
+    const Request* partial() const;  // nullptr: no chunked prompt is unfinished
+    const Request* head() const;     // of the waiting queue; nullptr: it is empty
+    bool is_overdue() const { return head_waited_ >= options_.max_wait_steps; }
+    bool is_cache_full() const;
     bool can_admit(const Request& request) const;
+    bool can_prefill() const;
     bool can_decode() const;
+    Ballot ballot() const;
+    void watch();
+    std::string lacks(const Request& request) const;
     void admit(Request& request);
     std::shared_ptr<StepPlan> plan_prefill();
     std::shared_ptr<StepPlan> plan_decode();
@@ -105,6 +114,7 @@ private:
                 std::span<const std::int64_t> drafts);
 
     SchedulerOptions options_;
+    Reduction reduce_;
     PageManager pages_;
     StateSlots slots_;
     DeferredRelease deferred_;
@@ -119,7 +129,9 @@ private:
     std::int64_t admissions_ = 0;
     std::int64_t launched_ = 0;   // id of the newest launched step
     std::int64_t committed_ = 0;  // id of the newest committed step
-    std::int64_t consecutive_prefills_ = 0;
+    StepHistory history_;
+    std::int64_t head_waited_ = 0;           // decode steps since a request was admitted, while some wait
+    std::int64_t calls_without_progress_ = 0;  // of schedule
     std::int64_t num_preemptions_ = 0;
 };
 

@@ -8,6 +8,7 @@ Arrays that come out share the plan's memory: they stay valid as long as any of 
 whatever the scheduler does next.
 """
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Literal
 
@@ -78,12 +79,47 @@ class Scheduler:
     """Requests, pages, state slots and step plans of one rank. Calls from several threads are served one at a time,
     without the GIL.
 
-    Policy: FCFS without overtaking. Prefill whenever the head of the waiting queue is admissible (or a chunked prompt
-    is unfinished), at most max_consecutive_prefills steps in a row while other requests could decode; otherwise decode.
-    Admissible: a sequence, a slot, the pages of the whole sequence so far with nextn + 1 tokens more, and one page to
-    spare for every running request; and while requests run, no more than max_cache_usage of the pages in use.
-    A running request that finds no page preempts the most recently admitted one, never the oldest. The page or slot
-    freed last is handed out first.
+    The policy, exactly (S = tokens of a request, prompt and committed output; longest = S + what the steps in flight
+    append if every draft is accepted; shortest = S + its sampled rows in flight; limit = its last length):
+
+    Pages and slots. Number 0 is reserved. The page or slot freed last is handed out first, at first in ascending order.
+    A request needs pages(n) = ceil((n + nextn + 1) / page_size) pages to be n tokens long: the room of one more step.
+    Release: at once if no step in flight has a row of the request (of its present admission), else when the newest
+    step launched so far is committed.
+
+    Admission, oldest first, nobody overtakes. The head of the queue is admissible if fewer than max_num_seqs requests
+    hold pages, a slot is free, and of the free pages pages(S) are there and one to spare for every request that holds
+    pages; and if the cache is not full: no request holds pages, or used <= max_cache_usage * usable (used = not free).
+    A head that has waited for max_wait_steps decode steps is overdue: then its slot and its pages(S) are enough. The
+    count is 0 after an admission and after a decode step that leaves the queue empty, else one more a decode step.
+
+    Prefill. The unfinished prompt (partial) first, then the queue, while the head is admissible. A chunk is what is
+    left of S, or ends at the last multiple of chunk_grid within the budget of max_num_batched_tokens rows; a chunk that
+    is not the last of its prompt ends the step, an empty one too. Nothing else is in flight with a prefill step.
+
+    Decode. Oldest first, every request with shortest < limit. Rows: its last token and d drafts, d = min(verify length,
+    limit - longest - 1, drafts), where drafts = those given to commit, or nextn if the request is in the step in flight
+    (its tokens are then -1 and known to the device only); never below 0. It needs pages(longest - 1). If they are not
+    free: the most recently admitted request is preempted, again and again, while free + deferred pages are fewer than
+    it needs and older ones of this step wait for. If that yields free pages and nobody older waits, it has them; if
+    they are on their way (deferred), it waits for them and sits out this step; else it is preempted itself. The oldest
+    is never preempted. A preempted request keeps its tokens, forgets drafts, and is next in the queue by its age.
+
+    Kind of the step. d = decode steps since the last prefill step, p = prefill steps since the last decode step, over
+    all ranks alike. With `reduce`, each call first takes one vote (unless a prefill step is in flight: None at once):
+    every rank hands in six numbers, their minimum tells what all or any say. A rank wants a prefill if it has a
+    partial, or requests wait and its cache is not full (one rank alone: or its head is admissible). It can decode if a
+    request that is not partial has shortest < limit. Then, the first that applies:
+      no rank has a request: None.
+      no rank can decode: prefill if any rank wants it, else no step (None, or a stall with nothing in flight).
+      p >= max_consecutive_prefills: decode.
+      any rank has a partial, or an overdue head that is admissible: prefill.
+      d > 0 and d % prefill_any_interval == 0: prefill if any rank wants it.
+      d % prefill_all_interval == 0: prefill if all ranks want it.
+      otherwise decode.
+    If prefill, and steps are in flight: None (they are committed first, then the vote is taken again). Else the second
+    vote, one number: if no rank has a partial or an admissible head, decode after all. In a group a rank without rows
+    of its own gets a plan of the same kind with R = 0; alone it gets None instead.
     """
 
     def __init__(
@@ -100,6 +136,11 @@ class Scheduler:
         max_consecutive_prefills: int = 8,
         max_cache_usage: float = 0.9,
         max_in_flight: int = 1,
+        prefill_all_interval: int = 1,
+        prefill_any_interval: int = 1,
+        max_wait_steps: int = 500,
+        stall_limit: int = 10_000,
+        reduce: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
     ) -> None:
         """
         Args:
@@ -111,9 +152,18 @@ class Scheduler:
             max_model_len: most tokens of a sequence, prompt and output together; at least 2.
             nextn: most draft tokens a decode step verifies.
             chunk_grid: a prefill chunk that is not the last ends at a multiple of this position.
-            max_consecutive_prefills: prefill steps in a row while a decode is possible; then one decode step.
+            max_consecutive_prefills: after so many prefill steps since the last decode step, decode if any rank can.
             max_cache_usage: no new request is admitted while used / usable pages is above this (0 < x <= 1).
             max_in_flight: steps scheduled and not committed; 1 synchronous, 2 asynchronous with a lag of one step.
+            prefill_all_interval, prefill_any_interval: decode steps between the votes; 1 is best for one rank, 70 and
+                100 are the published values for a group.
+            max_wait_steps: decode steps after which a waiting head is overdue.
+            stall_limit: calls of schedule without progress of this rank (a commit with rows, add, abort) after which
+                schedule raises; above prefill_any_interval.
+            reduce: given [n] values of this rank, returns their element-wise minimum over all ranks. Called by
+                schedule, once or twice, in the same order on every rank; every rank must call schedule, commit and
+                discard alike, idle ones too. What it raises, schedule raises, with nothing changed. It must not call
+                this scheduler. None: one rank.
         Raises:
             ValueError: names the argument, its value and the law.
         """
@@ -134,16 +184,23 @@ class Scheduler:
         """ceil((min(prompt_len + max_tokens, max_model_len) + nextn + 1) / page_size)."""
     def abort(self, request_id: int) -> bool:
         """Ends a request in any state, at once; False if no live request has this id. If a step that contains it is in
-        flight, its pages and slot return when that step is committed, and its row there is a zombie: commit takes
-        whatever is given for it and appends nothing."""
+        flight, its pages and slot return when the newest step in flight is committed, and its rows in flight are
+        zombies: commit takes whatever is given for them and appends nothing."""
+    def set_verify_lengths(self, request_ids: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
+        """[n], [n] most drafts that each request's next decode steps verify, 0 .. nextn, until set again; nextn at
+        first and after a preemption. Ids that are not live are passed over: they may have ended in flight. ValueError:
+        a length out of range, nothing was changed."""
     def has_work(self) -> bool:
         """True while a request is live or a step is not committed."""
     def schedule(self) -> StepPlan | None:
-        """The next step. None: nothing to run, or nothing may start before the oldest step in flight is committed.
+        """The next step. None: nothing to run (on any rank), or nothing may start before the oldest step in flight is
+        committed.
 
         Raises:
-            RuntimeError: max_in_flight steps are not committed; or a stall (requests live, nothing in flight, nothing
-                can run): the message holds dump().
+            RuntimeError: max_in_flight steps are not committed; or a stall: requests live, nothing in flight and
+                nothing can run, or no progress in stall_limit calls. The message names the request and what it lacks,
+                and holds dump().
+            ValueError, TypeError: reduce returned something else than n int64 values.
         """
     def commit(
         self,
@@ -166,7 +223,7 @@ class Scheduler:
             finished: [R] the request ends with these tokens (stop, length, error); its pages and slot are freed. A
                 request that reaches its last token by length ends in any case.
             draft_tokens, draft_counts: [sum], [R] with 0 .. nextn each: drafts to verify in the request's next decode
-                step (clipped so that the sequence cannot pass its end). None: no drafts.
+                step; dropped if the request is in a later step already. None: no drafts.
         Returns:
             [R] tokens appended to each request: counts, and 0 for zombies.
         Raises:
@@ -215,4 +272,5 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Every page and slot is in exactly one place and counts agree; else RuntimeError with both sides."""
     def dump(self) -> str:
-        """Human-readable state for a watchdog: pools, queues, steps in flight, one line a request (the first 64)."""
+        """Human-readable state for a watchdog: pools, queues, steps in flight, what the head of the queue lacks, one
+        line a request (the first 64)."""

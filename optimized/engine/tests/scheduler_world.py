@@ -160,7 +160,9 @@ class World:
         if plan.previous_rows[r] >= 0:  # the device knows what the step before has accepted
             before, index = self.in_flight[-1], int(plan.previous_rows[r])
             assert before.plan.request_ids[index] == plan.request_ids[r]
-            tokens[0] = before.tokens[index][-1]
+            new = before.tokens[index]
+            drafts = self.drafter(int(plan.request_ids[r]), self.context(int(plan.request_ids[r])) + new)
+            tokens[:] = [new[-1], *drafts, *[0] * len(tokens)][: len(tokens)]
             positions = positions - (int(np.diff(before.plan.query_start)[index]) - len(before.tokens[index]))
         slot, first, length = int(plan.slots[r]), int(positions[0]), int(positions[-1]) + 1
         assert (tokens >= 0).all()
@@ -169,7 +171,7 @@ class World:
         pages = plan.page_table[r, positions // self.page_size]
         assert (pages > 0).all(), "a row without a page"
         self.memory[pages, positions % self.page_size] = tokens
-        new: list[int] = []
+        new = []
         if plan.sample_rows[r] >= 0:
             start = 0 if plan.kind == "decode" else len(tokens) - 1
             assert plan.sample_rows[r] == rows.start + start
