@@ -35,33 +35,40 @@ class Violation(AssertionError):
 
 
 class Pair:
-    """Both schedulers behind one surface; answers are the core's, with plain lists for arrays."""
+    """Both schedulers behind one surface; answers are the core's, with plain lists for arrays.
 
-    def __init__(self, limits: dict[str, Any]) -> None:
+    reference: None leaves the core alone under the laws.
+    """
+
+    def __init__(self, limits: dict[str, Any], with_reference: bool = True) -> None:
         self.core = _core.Scheduler(**limits)
-        self.reference = ReferenceScheduler(**limits)
+        self.reference = ReferenceScheduler(**limits) if with_reference else None
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int, replay_start: int) -> str:
         """`OK` or `NEVER`."""
         core = _core_answer(self.core.add, request_id, np.array(prompt, np.int64), max_tokens, replay_start)
-        reference = self.reference.add(request_id, prompt, max_tokens, replay_start)
-        _same(f"admission of request {request_id}", core.name, reference.name)
+        if self.reference is not None:
+            reference = self.reference.add(request_id, prompt, max_tokens, replay_start)
+            _same(f"admission of request {request_id}", core.name, reference.name)
         return str(core.name)
 
     def abort(self, request_id: int) -> bool:
         """Whether the request was live."""
         core = _core_answer(self.core.abort, request_id)
-        _same(f"abort of request {request_id}", core, self.reference.abort(request_id))
+        if self.reference is not None:
+            _same(f"abort of request {request_id}", core, self.reference.abort(request_id))
         return bool(core)
 
     def schedule(self) -> PlanRows | None:
         """The next step of both."""
         core = _core_answer(self.core.schedule)
+        rows = None if core is None else PlanRows.of_core(core)
+        if self.reference is None:
+            return rows
         reference = self.reference.schedule()
-        if core is None or reference is None:
-            _same("kind of the next step", core and core.kind, reference and reference.kind)
+        if rows is None or reference is None:
+            _same("kind of the next step", rows and rows.kind, reference and reference.kind)
             return None
-        rows = PlanRows.of_core(core)
         different = rows.differences(reference)
         if different:
             raise Violation("lock-step", f"plan of step {rows.step_id}, core and reference: " + "; ".join(different))
@@ -85,24 +92,27 @@ class Pair:
             np.array(flat_drafts, np.int64),
             np.array(draft_counts, np.int32),
         ).tolist()
-        reference = self.reference.commit(
-            plan.step_id, plan.request_ids, flat, counts, finished, flat_drafts, draft_counts
-        )
-        _same(f"tokens appended by step {plan.step_id}", core, reference)
+        if self.reference is not None:
+            reference = self.reference.commit(
+                plan.step_id, plan.request_ids, flat, counts, finished, flat_drafts, draft_counts
+            )
+            _same(f"tokens appended by step {plan.step_id}", core, reference)
         return list(core)
 
     def discard(self, plan: PlanRows) -> None:
         """The oldest step in flight failed."""
         _core_answer(self.core.discard, plan.step_id)
-        self.reference.discard(plan.step_id)
+        if self.reference is not None:
+            self.reference.discard(plan.step_id)
 
     def check_same_state(self) -> None:
         """Statistics, queues and every request that holds pages are equal."""
         core, reference = self.core, self.reference
+        if reference is None:
+            return
         for name in STATISTICS:
             _same(name, getattr(core, name), getattr(reference, name))
-        live = core.request_ids().tolist()
-        _same("live requests", live, reference.request_ids())
+        _same("live requests", core.request_ids().tolist(), reference.request_ids())
         for request in reference.holders:
             key = request.request_id
             mine = (core.state(key), core.slot(key), core.num_computed(key), core.pages(key).tolist())

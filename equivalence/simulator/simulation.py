@@ -52,11 +52,14 @@ class Summary:
 
 
 class Simulation:
-    """One rank in one world. `run` takes it to its end; `tick` is one turn of the clock."""
+    """One rank in one world. `run` takes it to its end; `tick` is one turn of the clock.
 
-    def __init__(self, world: World) -> None:
+    with_reference: False leaves the core alone under the laws.
+    """
+
+    def __init__(self, world: World, with_reference: bool = True) -> None:
         self.world = world
-        self.pair = Pair(world.limits())
+        self.pair = Pair(world.limits(), with_reference)
         self.device = Device(world.num_pages, world.page_size, world.num_slots, world.window, world.nextn)
         self.now = 0
         self.summary = Summary()
