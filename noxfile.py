@@ -26,7 +26,7 @@ os.environ.setdefault("PATH", f"/usr/local/bin{os.pathsep}{os.defpath}")
 ROOT = Path(__file__).parent
 SHARED = ROOT / ".nox" / "environment"
 BIN = SHARED / ("Scripts" if sys.platform == "win32" else "bin")
-EQUIVALENCE_CHECKS = ("model",)
+EQUIVALENCE_CHECKS = ("model", "scheduler")
 SANITIZED_TESTS = ("optimized/engine/tests/test_scheduler_core.py",)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -56,3 +58,24 @@ def test_every_module_says_what_it_is() -> None:
 
 def _has_docstring(path: Path) -> bool:
     return path.read_text(encoding="utf-8").lstrip().startswith(('"""', 'r"""', "#!"))
+
+
+def test_every_equivalence_check_has_a_nox_session() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "equivalence", "list"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    checks = [line.split()[0] for line in listed.stdout.splitlines()]
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    stated = [
+        ast.literal_eval(node.value)
+        for node in noxfile.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EQUIVALENCE_CHECKS"
+    ]
+    assert stated == [tuple(checks)]
+
+
+def test_every_nox_session_says_what_it_does() -> None:
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    sessions = [node for node in noxfile.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    assert len(sessions) >= 8
+    assert not [node.name for node in sessions if not ast.get_docstring(node)]
