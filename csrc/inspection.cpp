@@ -1,5 +1,6 @@
 // The scheduler seen from outside: invariants and the watchdog's dump. See scheduler.hpp.
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <stdexcept>
 
@@ -68,11 +69,10 @@ void Scheduler::check_integrity() const {
 
 // What keeps a request from its next step.
 std::string Scheduler::lacks(const Request& request) const {
-    const std::int64_t need = pages_.pages_for(request.most_length() + options_.nextn);
-    const std::string pages = std::to_string(need - static_cast<std::int64_t>(request.pages.size())) + " pages, " +
-                              std::to_string(pages_.num_free()) + " are free";
+    const std::int64_t missing = pages_to_go_on(request) - static_cast<std::int64_t>(request.pages.size());
+    const std::string pages = std::to_string(missing) + " pages, " + std::to_string(pages_.num_free()) + " are free";
     if (request.state != RequestState::WAITING) {
-        return need > static_cast<std::int64_t>(request.pages.size()) ? pages : "nothing but its turn";
+        return missing > 0 ? pages : "nothing but its turn";
     }
     if (num_running() >= options_.max_num_seqs) {
         return "a place: all " + std::to_string(options_.max_num_seqs) + " sequences are taken";
@@ -83,8 +83,8 @@ std::string Scheduler::lacks(const Request& request) const {
     if (can_admit(request)) {
         return "nothing but its turn";
     }
-    return pages + ", " + std::to_string(num_running()) + " are kept for running requests, the cache may be full to " +
-           std::to_string(options_.max_cache_usage);
+    return pages + ", " + std::to_string(num_running()) + " of them kept for running requests; admission stops at " +
+           std::to_string(std::llround(100.0 * options_.max_cache_usage)) + " % in use";
 }
 
 std::string Scheduler::dump() const {
@@ -107,7 +107,7 @@ std::string Scheduler::dump() const {
             out << "request " << request.id << ": " << name_of(request.state) << ", " << request.length() << " tokens (prompt "
                 << request.prompt_length << ", limit " << request.limit << "), " << request.computed << " computed, "
                 << request.pages.size() << " pages, slot " << request.slot << ", needs "
-                << pages_.pages_for(request.most_length() + options_.nextn) << " pages to go on\n";
+                << pages_to_go_on(request) << " to go on\n";
         }
     };
     for (const Request* request : running_) {

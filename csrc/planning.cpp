@@ -77,12 +77,18 @@ bool Scheduler::can_admit(const Request& request) const {
     if (num_running() >= options_.max_num_seqs || !slots_.can_allocate()) {
         return false;
     }
-    const std::int64_t need = pages_.pages_for(request.length() + options_.nextn + 1);
+    const std::int64_t need = pages_to_go_on(request);
     if (is_overdue()) {
         return pages_.num_free() >= need;
     }
     // A page to spare for every running request: else the next decode step would preempt the newcomer.
     return pages_.num_free() >= need + num_running() && !is_cache_full();
+}
+
+// All of its tokens, and the room that a decode step after its next may use.
+std::int64_t Scheduler::pages_to_go_on(const Request& request) const {
+    const std::int64_t longest = request.most_length() + (request.state == RequestState::WAITING ? 1 : 0);
+    return pages_.pages_for(longest + options_.nextn);
 }
 
 bool Scheduler::can_decode() const {
@@ -92,7 +98,7 @@ bool Scheduler::can_decode() const {
 }
 
 void Scheduler::admit(Request& request) {
-    pages_.allocate(pages_.pages_for(request.length() + options_.nextn + 1), request.pages);
+    pages_.allocate(pages_to_go_on(request), request.pages);
     request.slot = slots_.allocate();
     request.admission = ++admissions_;
     request.state = RequestState::PREFILL;
@@ -174,8 +180,7 @@ std::shared_ptr<StepPlan> Scheduler::plan_decode() {
 // behind a step in flight) or was itself the one to preempt.
 bool Scheduler::reserve_decode_pages(std::size_t index, std::int64_t& promised) {
     Request& request = *running_[index];
-    const std::int64_t need = pages_.pages_for(request.most_length() + options_.nextn);
-    const std::int64_t missing = need - static_cast<std::int64_t>(request.pages.size());
+    const std::int64_t missing = pages_to_go_on(request) - static_cast<std::int64_t>(request.pages.size());
     if (missing <= 0) {
         return true;
     }

@@ -96,6 +96,7 @@ private:
     bool can_decode() const;
     Ballot ballot() const;
     void watch();
+    std::int64_t pages_to_go_on(const Request& request) const;
     std::string lacks(const Request& request) const;
     void admit(Request& request);
     std::shared_ptr<StepPlan> plan_prefill();

@@ -6,6 +6,7 @@ A wrong page, a stale slot or a lost row becomes a wrong token. Knows nothing ab
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -56,9 +57,9 @@ class World:
     in_flight: list[Launched] = field(default_factory=list)
 
     @classmethod
-    def make(cls, num_pages: int = 33, page_size: int = 4, num_slots: int = 9, **options: int | float) -> World:
+    def make(cls, num_pages: int = 33, page_size: int = 4, num_slots: int = 9, **options: Any) -> World:
         """Small pools unless told otherwise; `options` go to Scheduler."""
-        settings: dict = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 96} | options
+        settings: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 96} | options
         return cls(
             Scheduler(num_pages, page_size, num_slots, **settings),
             np.full((num_pages, page_size), POISON, dtype=np.int64),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from optimized.engine.tests.scheduler_world import World, lone_run, next_token
 
 pytestmark = pytest.mark.ci
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "num_pages": 9,
     "page_size": 4,
     "num_slots": 5,
