@@ -16,6 +16,7 @@ from equivalence.packs import Recording
 from reference.model import ReferenceModel, indexer
 
 VALUES = "model.fp32_noq.values"
+RMS = "model.fp32_noq.rms"
 
 _KEY = re.compile(r"(?:prefill|decode(\d+))\.(?:L(\d+)\.)?([a-z_]+?)(?:\.tail(\d+))?")
 
@@ -60,7 +61,7 @@ class EndToEnd:
                 self.findings.skip(key, "not recorded")
                 continue
             values, start = want
-            self.findings.values(key, key, mine[start:], values.to(got.dtype), "model.fp32_noq.logits")
+            self.findings.values(key, key, mine[start:], values.to(got.dtype), "model.fp32_noq.logits", RMS)
 
     def tokens(self, logits: Tensor, greedy: Tensor) -> None:
         """Each recorded token is the argmax of the row before it."""
@@ -106,8 +107,10 @@ class EndToEnd:
         return slice(count - int(tail) if tail else 0, count)
 
     def _values(self, key: str, leaf: str, got: Tensor, want: Tensor) -> None:
-        row = VALUES if want.is_floating_point() else "exact"
-        self.findings.values(leaf, key, got, want.to(got.dtype) if want.is_floating_point() else want, row)
+        if want.is_floating_point():
+            self.findings.values(leaf, key, got, want.to(got.dtype), VALUES, RMS)
+        else:
+            self.findings.values(leaf, key, got, want)
 
     def _sets(self, sub_step: str, key: str, got: Tensor, want: Tensor, width: int) -> None:
         choices.sets(self.findings, sub_step, key, choices.as_mask(got, width), choices.as_mask(want, width))

@@ -149,13 +149,15 @@ class Teacher:
             return values * (1 + 2.0**-18), values * (1 - 2.0**-18)
         return _bf16_neighbour(values, 1), _bf16_neighbour(values, -1)
 
-    def quantised(self, raw: Callable[[Numerics], Tensor], quantise: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """What the quantiser may make of a sub-step: first of the exact values, then of all that are as good.
+    def quantised(self, stored: Callable[[Numerics], Tensor], quantise: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """A quantised sub-step: first its own result, then what the quantiser makes of inputs that are as good.
 
-        raw: the sub-step before its quantiser, [..., K], in numerics that do not quantise caches.
+        stored: the sub-step, quantiser included, [..., K]; quantise: the quantiser alone, for what it gives in numerics
+        that do not quantise caches.
         """
-        values = [raw(numerics) for numerics in self.unquantized]
-        return [quantise(values[0])] + [quantise(each) for value in values for each in (value, *self.neighbours(value))]
+        values = [stored(numerics) for numerics in self.unquantized]
+        as_good = [each for value in values for each in (value, *self.neighbours(value))]
+        return [stored(self.numerics), *(quantise(each) for each in as_good)]
 
     def _collapsed(
         self, layer: int, h: Rows | None, pre: Rows | None, norm_name: str, numerics: Numerics

@@ -1,0 +1,94 @@
+"""Random batches of requests with every sampling option, and what the reference generates for them.
+
+Knows sampling parameters and the reference; knows nothing of the engine but what it returned. A batch is JSON, so that
+a replay holds it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.generate import Detokenizer, generate
+from reference.model import ReferenceModel
+from reference.spec import ModelConfig, RequestOutput, SamplingParams
+
+Request = dict[str, Any]
+"""{"prompt": [token ids], "params": keywords of SamplingParams}."""
+
+_LENGTHS = (1, 1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 47, 64, 65, 96, 129, 200)
+
+
+def random_batch(seed: int, vocab_size: int, longest: int, most_tokens: int) -> list[Request]:
+    """1 to 16 requests of mixed lengths, half of them greedy: a function of the seed.
+
+    longest: of a prompt; most_tokens: of a completion.
+    """
+    rng = random.Random(seed)
+    return [_request(rng, vocab_size, longest, most_tokens) for _ in range(rng.choice((1, 2, 3, 5, 8, 11, 16)))]
+
+
+def _request(rng: random.Random, vocab_size: int, longest: int, most_tokens: int) -> Request:
+    length = min(rng.choice(_LENGTHS) + rng.choice((0, 0, 1)), longest)
+    params: dict[str, Any] = {
+        "max_tokens": rng.randint(1, most_tokens),
+        "ignore_eos": rng.random() < 0.5,
+        "seq_seed": rng.getrandbits(64),
+        "logprobs": rng.choice((0, 1, 5)),
+        "temperature": 0.0,
+    }
+    if rng.random() < 0.5:
+        params["temperature"] = rng.choice((0.3, 0.7, 1.0, 1.7))
+        params["top_k"] = rng.choice((0, 0, 1, 5, 50))
+        params["top_p"] = rng.choice((1.0, 1.0, 0.95, 0.5))
+        params["min_p"] = rng.choice((0.0, 0.0, 0.05))
+        params["n"] = rng.choice((1, 1, 1, 2, 3))
+    if rng.random() < 0.2:
+        params["stop_token_ids"] = rng.sample(range(vocab_size), 20)
+        params["min_tokens"] = rng.randint(0, params["max_tokens"])
+    return {"prompt": [rng.randrange(vocab_size) for _ in range(length)], "params": params}
+
+
+class OnePass:
+    """A reference that has run over whole sequences once; `generate` asks it for the rows of their prefixes.
+
+    The last row of a forward pass over a prefix is the prefix's row of the pass over the whole, so one pass gives every
+    step of a completion. Any other sequence is computed as it comes, so a wrong sequence only costs time.
+    """
+
+    def __init__(self, model: ReferenceModel, sequences: Sequence[Sequence[int]]) -> None:
+        self.config: ModelConfig = model.config
+        self._model = model
+        self._known = [(list(ids), model.forward(torch.tensor(ids))) for ids in sequences if ids]
+
+    def forward(self, tokens: Tensor, replay_start: int = 0) -> Tensor:
+        """Logits [T, V] of the token ids [T]."""
+        ids = tokens.tolist()
+        if replay_start == 0:
+            for known, logits in self._known:
+                if known[: len(ids)] == ids:
+                    return logits[: len(ids)]  # [T, V]
+        return self._model.forward(tokens, replay_start)  # [T, V]
+
+
+def expected(
+    model: ReferenceModel,
+    tokenizer: Detokenizer | None,
+    request: Mapping[str, Any],
+    guesses: Sequence[Sequence[int]],
+    max_model_len: int,
+) -> RequestOutput:
+    """What the reference generates for a request.
+
+    guesses: completions that it may turn out to be; right ones save forward passes, wrong ones change nothing. Empty:
+    one forward pass a token, plainly.
+    """
+    prompt = list(request["prompt"])
+    params = SamplingParams(**request["params"])
+    runner = OnePass(model, [prompt + list(guess)[:-1] for guess in guesses]) if guesses else model
+    with torch.no_grad():
+        return generate(runner, tokenizer, prompt, params, 0, max_model_len=max_model_len)
