@@ -6,9 +6,13 @@ Knows token ids, lengths and step results; knows nothing about tensors, text, sa
 
 from __future__ import annotations
 
+from reference.scheduling import step_kind
+from reference.scheduling.limits import Limits
 from reference.scheduling.pool import Admission, Pool
 from reference.scheduling.request import Request
+from reference.scheduling.step_kind import Ballot, History, Reduce, Tally
 from reference.scheduling.step_plan import StepPlan
+from reference.scheduling.step_result import StepResult
 
 DUMPED_REQUESTS = 64
 
@@ -32,6 +36,11 @@ class Scheduler:
         max_consecutive_prefills: int = 8,
         max_cache_usage: float = 0.9,
         max_in_flight: int = 1,
+        prefill_all_interval: int = 1,
+        prefill_any_interval: int = 1,
+        max_wait_steps: int = 500,
+        stall_limit: int = 10_000,
+        reduce: Reduce | None = None,
     ) -> None:
         """
         Args:
@@ -42,40 +51,43 @@ class Scheduler:
             max_model_len: most tokens of a sequence.
             nextn: most drafts a decode step verifies.
             chunk_grid: a prefill chunk that is not the last ends at a multiple of this.
-            max_consecutive_prefills: prefill steps in a row while a decode is possible.
+            max_consecutive_prefills: after so many prefill steps in a row, decode if any rank can.
             max_cache_usage: nothing is admitted while used / usable pages is above this.
             max_in_flight: steps scheduled and not committed: 1 synchronous, 2 a lag of one step.
+            prefill_all_interval, prefill_any_interval: decode steps between the votes.
+            max_wait_steps: decode steps after which the head of the queue is overdue.
+            stall_limit: calls of schedule without progress after which it raises.
+            reduce: the minimum over all ranks; None: one rank.
         Raises:
             ValueError: names the argument, its value and the law.
         """
-        _check_at_least("num_pages", num_pages, 2)
-        _check_at_least("nextn", nextn, 0)
-        _check_at_least("page_size", page_size, nextn + 1)
-        _check_at_least("num_slots", num_slots, 2)
-        _check_at_least("max_num_seqs", max_num_seqs, 1)
-        _check_at_least("chunk_grid", chunk_grid, 1)
-        _check_at_least("max_num_batched_tokens", max_num_batched_tokens, max(max_num_seqs * (nextn + 1), chunk_grid))
-        _check_at_least("max_model_len", max_model_len, 2)
-        _check_at_least("max_consecutive_prefills", max_consecutive_prefills, 1)
-        _check_at_least("max_in_flight", max_in_flight, 1)
-        if not 0 < max_cache_usage <= 1:
-            raise ValueError(f"max_cache_usage must be in (0, 1], not {max_cache_usage}")
-        self.page_size = page_size
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_model_len = max_model_len
-        self.nextn = nextn
-        self.chunk_grid = chunk_grid
-        self.max_consecutive_prefills = max_consecutive_prefills
-        self.max_cache_usage = max_cache_usage
-        self.max_in_flight = max_in_flight
+        self.limits = Limits(
+            num_pages,
+            page_size,
+            num_slots,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            nextn,
+            chunk_grid,
+            max_consecutive_prefills,
+            max_cache_usage,
+            max_in_flight,
+            prefill_all_interval,
+            prefill_any_interval,
+            max_wait_steps,
+            stall_limit,
+        )
+        self.reduce = reduce
         self.page_pool = Pool("pages", num_pages)
         self.slot_pool = Pool("slots", num_slots)
         self.waiting: list[Request] = []  # oldest first
         self.holders: list[Request] = []  # requests with pages, oldest first
         self.in_flight: list[StepPlan] = []
         self.steps = 0
-        self.prefills_in_a_row = 0
+        self.history = History()
+        self.head_waited = 0  # decode steps that the head of the queue has waited
+        self.idle_calls = 0  # calls of schedule without progress
         self.num_preemptions = 0
 
     # Requests
@@ -92,18 +104,20 @@ class Scheduler:
             raise ValueError(f"request {request_id}: replay_start must be in 0 .. {len(prompt)}, not {replay_start}")
         if self.explain_never(len(prompt), max_tokens):
             return Admission.NEVER
-        limit = min(len(prompt) + max_tokens, self.max_model_len)
-        self.waiting.append(Request(request_id, list(prompt), len(prompt), limit, replay_start))
+        limit = min(len(prompt) + max_tokens, self.limits.max_model_len)
+        request = Request(request_id, list(prompt), len(prompt), limit, replay_start, verify_length=self.limits.nextn)
+        self.waiting.append(request)
+        self.idle_calls = 0
         return Admission.OK
 
     def lifetime_pages(self, prompt_len: int, max_tokens: int) -> int:
         """Pages that the request needs at its longest, with room for nextn + 1 tokens."""
-        return self._pages_for(min(prompt_len + max_tokens, self.max_model_len))
+        return self.limits.pages_for(min(prompt_len + max_tokens, self.limits.max_model_len))
 
     def explain_never(self, prompt_len: int, max_tokens: int) -> str:
         """Why such a request can never run; empty if it can."""
-        if prompt_len >= self.max_model_len:
-            return f"a prompt of {prompt_len} tokens leaves no room in max_model_len {self.max_model_len}"
+        if prompt_len >= self.limits.max_model_len:
+            return f"a prompt of {prompt_len} tokens leaves no room in max_model_len {self.limits.max_model_len}"
         need = self.lifetime_pages(prompt_len, max_tokens)
         if self.page_pool.verdict(need) is Admission.NEVER:
             return f"needs {need} pages at its longest, and there are {self.page_pool.usable}"
@@ -115,7 +129,20 @@ class Scheduler:
         if request is None:
             return False
         self._end(request)
+        self.idle_calls = 0
         return True
+
+    def set_verify_lengths(self, request_ids: list[int], lengths: list[int]) -> None:
+        """Most drafts that the next decode steps of each request verify; ids that are not live are passed over.
+
+        Raises ValueError for a length outside 0 .. nextn; then nothing was changed.
+        """
+        if len(request_ids) != len(lengths) or not all(0 <= length <= self.limits.nextn for length in lengths):
+            raise ValueError(f"lengths {lengths} of requests {request_ids} must be as many, in 0 .. {self.limits.nextn}")
+        for request_id, length in zip(request_ids, lengths, strict=True):
+            request = self._find(request_id)
+            if request is not None:
+                request.verify_length = length
 
     # Steps
 
@@ -124,13 +151,20 @@ class Scheduler:
 
         Raises RuntimeError when max_in_flight steps are not committed, or in a stall.
         """
-        if len(self.in_flight) >= self.max_in_flight:
-            raise RuntimeError(f"{len(self.in_flight)} steps in flight, max_in_flight is {self.max_in_flight}")
+        if len(self.in_flight) >= self.limits.max_in_flight:
+            raise RuntimeError(f"{len(self.in_flight)} steps in flight, max_in_flight is {self.limits.max_in_flight}")
         if any(step.kind == "prefill" for step in self.in_flight):
             return None
-        plan = self._schedule_prefill() if self._is_prefill_next() else self._schedule_decode()
-        if plan is None and not self.in_flight and (self.waiting or self.holders):
-            raise RuntimeError("stall: nothing can run\n" + self.dump())
+        kind = self._agree_on_kind()
+        if kind == "drain" or kind == "idle":
+            plan = None
+        elif kind == "prefill":
+            plan = self._schedule_prefill()
+        elif kind == "decode":
+            plan = self._schedule_decode()
+        else:
+            plan = None
+        self._watch(kind)
         return plan
 
     def commit(
@@ -148,19 +182,20 @@ class Scheduler:
         Raises ValueError naming the argument; then nothing was changed.
         """
         plan = self._oldest_in_flight(step_id)
-        drafts = self._check_result(plan, request_ids, tokens, counts, finished, draft_tokens, draft_counts)
+        no_drafts = [0] * plan.num_requests
+        result = StepResult(request_ids, tokens, counts, finished, draft_tokens or [], draft_counts or no_drafts)
+        result.check(plan, self.limits.nextn)
         del self.in_flight[0]
-        appended = []
-        begin = 0
+        if plan.request_ids:
+            self.idle_calls = 0
+        new_tokens, drafts = result.new_tokens(), result.drafts()
+        appended = [0] * plan.num_requests
         for index, request in enumerate(plan.requests):
-            new = tokens[begin : begin + counts[index]]
-            begin += counts[index]
-            if request.life != plan.lives[index]:
-                appended.append(0)
+            if not plan.is_live(index):
                 continue
-            appended.append(len(new))
+            appended[index] = counts[index]
             request.promised.pop(step_id, None)
-            self._advance(plan, index, new, drafts[index])
+            self._advance(plan, index, new_tokens[index], drafts[index])
             if finished[index] or len(request.tokens) >= request.limit:
                 self._end(request)
         self._settle(step_id)
@@ -256,8 +291,8 @@ class Scheduler:
         for request in self.waiting:
             if request.pages or request.slot:
                 raise RuntimeError(f"request {request.request_id} waits with pages {request.pages}, slot {request.slot}")
-        if len(self.holders) > self.max_num_seqs:
-            raise RuntimeError(f"{len(self.holders)} requests hold pages, max_num_seqs is {self.max_num_seqs}")
+        if len(self.holders) > self.limits.max_num_seqs:
+            raise RuntimeError(f"{len(self.holders)} requests hold pages, max_num_seqs is {self.limits.max_num_seqs}")
 
     def dump(self) -> str:
         """State for a watchdog: pools, queues, steps in flight, one line a request."""
@@ -268,7 +303,7 @@ class Scheduler:
             f"{[plan.step_id for plan in self.in_flight]}",
         ]
         for request in (self.holders + self.waiting)[:DUMPED_REQUESTS]:
-            need = self._pages_for(request.longest)
+            need = self.limits.pages_for(request.longest)
             lines.append(
                 f"request {request.request_id}: {request.state}, {len(request.tokens)} of {request.limit} tokens, "
                 f"{request.computed} computed, slot {request.slot}, {len(request.pages)} pages held, {need} needed"
@@ -277,19 +312,54 @@ class Scheduler:
 
     # Choosing the kind of step
 
-    def _is_prefill_next(self) -> bool:
-        can_prefill = self._partial() is not None or (bool(self.waiting) and self._is_admissible(self.waiting[0]))
-        had_enough = self.prefills_in_a_row >= self.max_consecutive_prefills
-        return can_prefill and not (had_enough and self._decodable())
+    def _agree_on_kind(self) -> str:
+        """`prefill`, `decode`, `idle`, `stuck`, or `drain`: what is in flight comes first."""
+        tally = Tally.of(self._minimum(self._ballot().numbers()))
+        kind = step_kind.choose(tally, self.history, self.limits)
+        if kind != "prefill":
+            return kind
+        if self.in_flight:
+            return "drain"
+        any_prefill = self._minimum([-int(self._has_prefill())])[0] < 0
+        return "prefill" if any_prefill else "decode"
 
-    def _is_admissible(self, request: Request) -> bool:
-        """Whether a waiting request can have its pages and its slot now, with a page to spare for each that runs."""
-        if self.holders and self.page_pool.used > self.max_cache_usage * self.page_pool.usable:
+    def _minimum(self, numbers: list[int]) -> list[int]:
+        return numbers if self.reduce is None else self.reduce(numbers)
+
+    def _ballot(self) -> Ballot:
+        has_partial = self._partial() is not None
+        wants = has_partial or (bool(self.waiting) and self._has_cache_room())
+        if self.reduce is None:
+            wants = self._has_prefill()
+        return Ballot(
+            has_request=bool(self.waiting or self.holders),
+            can_decode=bool(self._decodable()),
+            wants_prefill=wants,
+            has_partial=has_partial,
+            has_overdue=self._is_overdue() and self._is_admissible(self.waiting[0]),
+        )
+
+    def _has_prefill(self) -> bool:
+        """Whether a prefill step would have rows of this rank."""
+        return self._partial() is not None or (bool(self.waiting) and self._is_admissible(self.waiting[0]))
+
+    def _is_overdue(self) -> bool:
+        return bool(self.waiting) and self.head_waited >= self.limits.max_wait_steps
+
+    def _has_cache_room(self) -> bool:
+        return not self.holders or self.page_pool.used <= self.limits.max_cache_usage * self.page_pool.usable
+
+    def _is_admissible(self, head: Request) -> bool:
+        """Whether the head of the queue can have its pages and its slot now.
+
+        Unless it is overdue, a page to spare is asked for each request that holds pages, and a cache that is not full.
+        """
+        if len(self.holders) >= self.limits.max_num_seqs or self.slot_pool.verdict(1) is not Admission.OK:
             return False
-        if len(self.holders) >= self.max_num_seqs or self.slot_pool.verdict(1) is not Admission.OK:
-            return False
-        need = self._pages_for(len(request.tokens)) + len(self.holders)
-        return self.page_pool.verdict(need) is Admission.OK
+        need = self.limits.pages_for(len(head.tokens))
+        if self._is_overdue():
+            return self.page_pool.verdict(need) is Admission.OK
+        return self._has_cache_room() and self.page_pool.verdict(need + len(self.holders)) is Admission.OK
 
     def _partial(self) -> Request | None:
         """The request whose prompt is not computed to its end."""
@@ -299,21 +369,25 @@ class Scheduler:
         """Requests that live on even if each step in flight adds one token only, oldest first."""
         return [r for r in self.holders if r.state == "running" and r.shortest < r.limit]
 
+    def _watch(self, kind: str) -> None:
+        """Raise in a stall: requests and nothing that could run, or no progress for too many calls."""
+        self.idle_calls += 1
+        is_stuck = kind == "stuck" and not self.in_flight
+        if is_stuck or (self.idle_calls > self.limits.stall_limit and (self.waiting or self.holders)):
+            raise RuntimeError("stall: nothing can run\n" + self.dump())
+
     # Prefill
 
-    def _schedule_prefill(self) -> StepPlan | None:
-        """Chunks of the partial request, then of the waiting ones, up to the budget of rows."""
-        if self.in_flight:
-            return None
-        self.prefills_in_a_row += 1
+    def _schedule_prefill(self) -> StepPlan:
+        """Chunks of the partial request, then of the waiting ones, up to the budget of rows; empty in a group."""
         plan = self._new_plan("prefill")
-        budget = self.max_num_batched_tokens
+        budget = self.limits.max_num_batched_tokens
         partial = self._partial()
         if partial is not None:
             budget -= self._prefill_rows(plan, partial, budget)
         while self.waiting and self._is_last_complete(plan) and self._is_admissible(self.waiting[0]):
             request = self.waiting[0]
-            if self._chunk(request, budget) == 0:
+            if self.limits.chunk(request.computed, len(request.tokens), budget) == 0:
                 break
             self._admit(request)
             budget -= self._prefill_rows(plan, request, budget)
@@ -327,21 +401,14 @@ class Scheduler:
         self.waiting.remove(request)
         self.holders.append(request)
         request.state = "prefill"
-        request.pages = self.page_pool.take(self._pages_for(len(request.tokens)))
+        self.head_waited = 0
+        request.pages = self.page_pool.take(self.limits.pages_for(len(request.tokens)))
         request.slot = self.slot_pool.take(1)[0]
         request.fresh = True
 
-    def _chunk(self, request: Request, budget: int) -> int:
-        """How many tokens of the request fit: all that are left, or up to a point of the grid."""
-        left = len(request.tokens) - request.computed
-        if left <= budget:
-            return left
-        end = (request.computed + budget) // self.chunk_grid * self.chunk_grid
-        return max(0, end - request.computed)
-
     def _prefill_rows(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Add the request's next chunk to the plan. Returns its rows."""
-        rows = self._chunk(request, budget)
+        rows = self.limits.chunk(request.computed, len(request.tokens), budget)
         start, end = request.computed, request.computed + rows
         is_last = end == len(request.tokens)
         plan.append(request, start, request.tokens[start:end], is_last, previous_row=-1)
@@ -352,14 +419,14 @@ class Scheduler:
     # Decode
 
     def _schedule_decode(self) -> StepPlan | None:
-        """One row and the drafts of every request that can have its pages."""
+        """One row and the drafts of every request that can have its pages; empty in a group, None alone."""
         plan = self._new_plan("decode")
         for request in self._decodable():
             if request in self.holders and self._find_room(plan, request):
                 self._decode_rows(plan, request)
-        if not plan.request_ids:
+        if not plan.request_ids and self.reduce is None:
             return None
-        self.prefills_in_a_row = 0
+        self.head_waited = self.head_waited + 1 if self.waiting else 0
         return self._launch(plan)
 
     def _find_room(self, plan: StepPlan, request: Request) -> bool:
@@ -368,7 +435,7 @@ class Scheduler:
         False: it waits for pages behind a fence, which no younger request may take before it, or was itself the most
         recently admitted and is preempted.
         """
-        missing = self._pages_for(request.longest - 1) - len(request.pages)
+        missing = self.limits.pages_for(request.longest - 1) - len(request.pages)
         if missing <= 0:
             return True
         need = plan.owed_pages + missing
@@ -389,12 +456,12 @@ class Scheduler:
     def _decode_rows(self, plan: StepPlan, request: Request) -> None:
         """Add the request's last token and its drafts to the plan; no draft may take it past its limit."""
         start = request.longest - 1
-        room = max(0, request.limit - request.longest - 1)
+        most = max(0, min(request.verify_length, request.limit - request.longest - 1))
         if request.promised:
-            drafts = min(self.nextn, room)
+            drafts = min(self.limits.nextn, most)
             plan.append(request, start, [UNKNOWN_TOKEN] * (1 + drafts), True, self._previous_row(request))
         else:
-            plan.append(request, start, [request.tokens[-1], *request.drafts[:room]], True, previous_row=-1)
+            plan.append(request, start, [request.tokens[-1], *request.drafts[:most]], True, previous_row=-1)
         request.drafts = []
         request.promised[plan.step_id] = plan.rows_of(plan.num_requests - 1)
 
@@ -420,12 +487,12 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self._release(request)
-        request.forget_progress()
+        request.forget_progress(self.limits.nextn)
 
     def _send_back(self, request: Request) -> None:
         """Release a request and put it before all that wait; tokens are kept."""
         self._release(request)
-        request.forget_progress()
+        request.forget_progress(self.limits.nextn)
         self.waiting.insert(0, request)
 
     def _release(self, request: Request) -> None:
@@ -440,45 +507,6 @@ class Scheduler:
         self.page_pool.settle(step_id)
         self.slot_pool.settle(step_id)
 
-    def _check_result(
-        self,
-        plan: StepPlan,
-        request_ids: list[int],
-        tokens: list[int],
-        counts: list[int],
-        finished: list[bool],
-        draft_tokens: list[int] | None,
-        draft_counts: list[int] | None,
-    ) -> list[list[int]]:
-        """Check a result against its plan. Returns the drafts of each request."""
-        if request_ids != plan.request_ids:
-            raise ValueError(f"request_ids {request_ids} are not the plan's {plan.request_ids}")
-        if len(counts) != plan.num_requests or len(finished) != plan.num_requests:
-            raise ValueError(f"counts and finished must have {plan.num_requests} entries")
-        if min(counts, default=0) < 0 or sum(counts) != len(tokens) or min(tokens, default=0) < 0:
-            raise ValueError(f"counts add up to {sum(counts)}, tokens are {len(tokens)}, none may be negative")
-        for index, request in enumerate(plan.requests):
-            if request.life == plan.lives[index]:
-                self._check_count(plan, index, counts[index], finished[index])
-        if (draft_tokens is None) != (draft_counts is None):
-            raise ValueError("draft_tokens and draft_counts go together")
-        if draft_tokens is None or draft_counts is None:
-            return [[] for _ in counts]
-        if len(draft_counts) != plan.num_requests or sum(draft_counts) != len(draft_tokens):
-            raise ValueError(f"draft_counts {draft_counts} do not fit {plan.num_requests} requests, {len(draft_tokens)} drafts")
-        if not all(0 <= count <= self.nextn for count in draft_counts) or min(draft_tokens, default=0) < 0:
-            raise ValueError(f"draft_counts {draft_counts} must be in 0 .. {self.nextn}, and no draft negative")
-        ends = [sum(draft_counts[: index + 1]) for index in range(plan.num_requests)]
-        return [draft_tokens[end - count : end] for end, count in zip(ends, draft_counts, strict=True)]
-
-    def _check_count(self, plan: StepPlan, index: int, count: int, finished: bool) -> None:
-        most = 0
-        if plan.sample_rows[index] >= 0:
-            most = plan.rows_of(index) if plan.kind == "decode" else 1
-        least = 0 if finished else min(1, most)
-        if not least <= count <= most:
-            raise ValueError(f"request {plan.request_ids[index]}: {count} tokens, allowed {least} .. {most}")
-
     # Small helpers
 
     def _oldest_in_flight(self, step_id: int) -> StepPlan:
@@ -492,12 +520,9 @@ class Scheduler:
     def _launch(self, plan: StepPlan) -> StepPlan:
         plan.pad_page_table()
         self.steps = plan.step_id
+        self.history.add(plan.kind)
         self.in_flight.append(plan)
         return plan
-
-    def _pages_for(self, length: int) -> int:
-        """Pages of a sequence of that many tokens, with room for nextn + 1 more."""
-        return -(-(length + self.nextn + 1) // self.page_size)
 
     def _find(self, request_id: int) -> Request | None:
         return next((r for r in self.holders + self.waiting if r.request_id == request_id), None)
@@ -507,8 +532,3 @@ class Scheduler:
         if request is None:
             raise ValueError(f"request_id {request_id} is not live")
         return request
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")

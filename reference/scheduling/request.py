@@ -16,7 +16,8 @@ class Request:
     tokens: prompt and committed output; prompt_len: of the prompt as given; limit: most tokens it can have;
     replay_start: fixed for life; state: `waiting`, `prefill` or `running`; pages, slot: what it holds (0: no slot);
     computed: positions whose KV is in the pages, as far as commits have told; drafts: to verify in the next step;
-    fresh: the slot was handed out and no step has used it; promised: for each step in flight, how many tokens it may
+    fresh: the slot was handed out and no step has used it;
+    verify_length: most drafts that a step verifies; promised: for each step in flight, how many tokens it may
     add; life: counts preemptions and discards, so that a row scheduled before one is known to be a zombie.
     """
 
@@ -31,6 +32,7 @@ class Request:
     computed: int = 0
     drafts: list[int] = field(default_factory=list)
     fresh: bool = False
+    verify_length: int = 0
     promised: dict[int, int] = field(default_factory=dict)
     life: int = 0
 
@@ -44,8 +46,9 @@ class Request:
         """Length if every step in flight adds one token."""
         return len(self.tokens) + len(self.promised)
 
-    def forget_progress(self) -> None:
+    def forget_progress(self, nextn: int) -> None:
         """Back to waiting with the tokens kept: everything is computed again from position 0."""
+        self.verify_length = nextn
         self.state = "waiting"
         self.pages = []
         self.slot = 0

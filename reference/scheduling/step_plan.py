@@ -68,6 +68,10 @@ class StepPlan:
         width = max([1, *(len(row) for row in self.page_table)])
         self.page_table = [row + [0] * (width - len(row)) for row in self.page_table]
 
+    def is_live(self, index: int) -> bool:
+        """Whether the index-th request still has the life in which it was scheduled; else its rows are zombies."""
+        return self.requests[index].life == self.lives[index]
+
     def rows_of(self, index: int) -> int:
         """How many rows the index-th request has."""
         return self.query_start[index + 1] - self.query_start[index]
