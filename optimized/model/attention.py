@@ -41,9 +41,10 @@ def attend(
     heads, width, eps = config.num_attention_heads, config.head_dim, config.rms_norm_eps
     ratio = config.compress_ratios[layer]
     turn = step.compressed if ratio else step.plain
-    latent = rms_norm(linear(x, weights.wq_a), weights.q_norm, eps)
+    latent, kv = linear(x, weights.wqkv_a).split((config.q_lora_rank, width), dim=1)
+    latent = rms_norm(latent, weights.q_norm, eps)
     q = rope(linear(latent, weights.wq_b).view(-1, heads, width), *turn)
-    kv = rms_norm(linear(x, weights.wkv), weights.kv_norm, eps)
+    kv = rms_norm(kv, weights.kv_norm, eps)
     rows = Packed(*quantize_fp8(rope(kv[:, None], *turn)[:, 0]))
     source = config.kv_source(layer)
     cache = None if source is None else caches.sources[source]
@@ -55,7 +56,7 @@ def attend(
     entry_index = None
     if cache is not None and source is not None and index_source is not None:
         entry_index = selections.entries(index_source, source, cache)
-    window = step.decoder_window_index if _in_decoder(config, layer) else step.window_index
+    window = step.decoder_window_index if layer >= config.decoder_start else step.window_index
     entries = None if cache is None else cache.kv
     ring = caches.rings[layer]
     out = sparse_attention(q, rows, ring, window, entries, entry_index, weights.sink, width**-0.5)
@@ -67,11 +68,6 @@ def store_packed(cache: Packed, index: torch.Tensor, values: Packed) -> None:
     """Codes and scales of rows into flat cache entries."""
     store_entries(cache.codes, index, values.codes)
     store_entries(cache.scales, index, values.scales)
-
-
-def _in_decoder(config: ModelConfig, layer: int) -> bool:
-    """Layers whose windows stop at the replay start: the last KV source and all after it."""
-    return bool(config.kv_source_layer_ids) and layer >= config.decoder_start
 
 
 def _store_compressed(

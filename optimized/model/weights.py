@@ -22,7 +22,7 @@ from reference.spec.engram import EngramLayout
 
 @dataclass(frozen=True)
 class HyperConnectionWeights:
-    """fn [2C + C*C, C*D]; scale [3]; base [2C + C*C]."""
+    """fn [2C + C*C, C*D]; scale and base [2C + C*C], the three released scales repeated over pre, post and comb."""
 
     fn: LinearWeight
     scale: torch.Tensor
@@ -49,12 +49,13 @@ class IndexQueryWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """One attention. wo_a is a stack of o_groups matrices [o_lora, H*d / o_groups]."""
+    """One attention. wqkv_a: query latent rows, then window KV rows [q_lora + d, D]: both read the same quantised input.
+    wo_a: stack of o_groups matrices [o_lora, H*d / o_groups].
+    """
 
-    wq_a: LinearWeight
+    wqkv_a: LinearWeight
     q_norm: torch.Tensor
     wq_b: LinearWeight
-    wkv: LinearWeight
     kv_norm: torch.Tensor
     sink: torch.Tensor
     wo_a: LinearWeight
@@ -178,17 +179,17 @@ class _Reader:
         )
 
     def _mix(self, stem: str) -> HyperConnectionWeights:
-        return HyperConnectionWeights(
-            self._dense(stem + "_fn"), self._wide(stem + "_scale"), self._wide(stem + "_base")
-        )
+        copies = self._config.hc_mult
+        counts = torch.tensor([copies, copies, copies * copies], device=self._device)
+        scale = self._wide(stem + "_scale").repeat_interleave(counts)
+        return HyperConnectionWeights(self._dense(stem + "_fn"), scale, self._wide(stem + "_base"))
 
     def _attention(self, prefix: str, layer: int | None) -> AttentionWeights:
         config = self._config
         return AttentionWeights(
-            self._linear(prefix + "wq_a"),
+            self._linear(prefix + "wq_a", prefix + "wkv"),
             self._wide(prefix + "q_norm.weight"),
             self._linear(prefix + "wq_b"),
-            self._linear(prefix + "wkv"),
             self._wide(prefix + "kv_norm.weight"),
             self._wide(prefix + "attn_sink"),
             self._output_groups(prefix + "wo_a"),

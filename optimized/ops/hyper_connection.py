@@ -29,7 +29,7 @@ def hyper_connection_mix(
     Args:
         h: [M, C, D] bf16.
         fn: [2C + C*C, C*D], copy-major along the stream.
-        scale: [3], of pre, post, comb. base: [2C + C*C].
+        scale, base: [2C + C*C], of pre, post and comb (the released three scales, spread).
         norm_eps: of the one root-mean-square over C*D. hc_eps: of pre and of each Sinkhorn division.
         iterations: Sinkhorn row passes, the softmax counted, each followed by a column pass.
     Returns:

@@ -32,10 +32,9 @@ def hyper_connection_mix(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """pre [M, C], post [M, C], comb [M, C, C] float64."""
     rows, copies, _ = h.shape
-    stream = h.double().view(rows, -1)
+    stream = h.double().flatten(1)
     inverse = torch.rsqrt(stream.square().mean(dim=-1, keepdim=True).add_(norm_eps))
-    spread = scale.repeat_interleave(torch.tensor([copies, copies, copies * copies], device=scale.device))
-    mixes = (tiled_matmul(stream, fn.operand) * inverse).mul_(spread).add_(base)
+    mixes = (tiled_matmul(stream, fn.operand) * inverse).mul_(scale).add_(base)
     pre = torch.sigmoid(mixes[:, :copies]) + hc_eps
     post = torch.sigmoid(mixes[:, copies : 2 * copies]) * 2.0
     return pre, post, _sinkhorn(mixes[:, 2 * copies :].view(rows, copies, copies), hc_eps, iterations)

@@ -28,7 +28,7 @@ def quantize_mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., K] bf16 to [..., K/2] and [..., K/32] uint8."""
     groups = x.float().unflatten(-1, (-1, 32))
     largest = groups.abs().amax(dim=-1).clamp_(min=6 * 2.0**-126)
-    code = tables.power_of_two_at_or_above(largest * torch.tensor(1 / 6, dtype=torch.float32))
+    code = tables.power_of_two_at_or_above(largest.mul_(tables.INVERSE_6))
     scaled = groups / tables.power_of_two(code)[..., None]
     return _pack_e2m1(scaled.flatten(-2)), code.to(torch.uint8)
 

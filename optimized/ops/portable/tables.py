@@ -9,6 +9,9 @@ import functools
 
 import torch
 
+_INVERSE_448 = float(torch.tensor(1 / 448, dtype=torch.float32))
+INVERSE_6 = float(torch.tensor(1 / 6, dtype=torch.float32))
+
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_VALUES = _E2M1 + tuple(-value for value in _E2M1)
 
@@ -92,7 +95,7 @@ def fp8_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     blocks = x.float().unflatten(-1, (-1, 32))
     largest = blocks.abs().amax(dim=-1).clamp_(min=1e-4)
-    code = power_of_two_at_or_above(largest * torch.tensor(1 / 448, dtype=torch.float32))
+    code = power_of_two_at_or_above(largest.mul_(_INVERSE_448))
     return (blocks / power_of_two(code)[..., None]).clamp_(-448.0, 448.0), code
 
 
