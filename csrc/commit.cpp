@@ -9,38 +9,48 @@ namespace counterpoint {
 
 namespace {
 
-void require(bool holds, const std::string& message) {
-    if (!holds) {
-        throw std::invalid_argument(message);
+// The message is made only when it is needed: these checks run for every row of every step.
+template <typename Message>
+void require(bool holds, const Message& message) {
+    if (!holds) [[unlikely]] {
+        throw std::invalid_argument(message());
     }
-}
-
-template <typename T>
-void require_length(const char* name, std::span<const T> values, std::size_t length) {
-    require(values.size() == length, std::string(name) + ": has " + std::to_string(values.size()) + " elements, must have " +
-                                         std::to_string(length));
 }
 
 std::string at(const char* name, std::size_t index, std::int64_t value) {
     return std::string(name) + "[" + std::to_string(index) + "]=" + std::to_string(value) + ": ";
 }
 
-std::size_t sum(std::span<const std::int32_t> counts) {
-    return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+template <typename T>
+void require_length(const char* name, std::span<const T> values, std::size_t length) {
+    require(values.size() == length, [&] {
+        return std::string(name) + ": has " + std::to_string(values.size()) + " elements, must have " + std::to_string(length);
+    });
+}
+
+void require_range(const char* name, std::size_t index, std::int64_t value, std::int64_t least, std::int64_t most) {
+    require(value >= least && value <= most, [&] {
+        return at(name, index, value) + "must be in " + std::to_string(least) + " .. " + std::to_string(most);
+    });
 }
 
 void require_tokens(const char* name, std::span<const std::int64_t> tokens) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-        require(tokens[i] >= 0, at(name, i, tokens[i]) + "token ids must not be negative");
+        require(tokens[i] >= 0, [&] { return at(name, i, tokens[i]) + "token ids must not be negative"; });
     }
+}
+
+std::size_t sum(std::span<const std::int32_t> counts) {
+    return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
 }
 
 }  // namespace
 
 const Flight& Scheduler::oldest_flight(std::int64_t step_id) const {
-    require(!flights_.empty(), "step_id=" + std::to_string(step_id) + ": no step is in flight");
-    require(flights_.front().step_id == step_id, "step_id=" + std::to_string(step_id) + ": the oldest step in flight is " +
-                                                     std::to_string(flights_.front().step_id));
+    const std::string name = "step_id=" + std::to_string(step_id) + ": ";
+    require(!flights_.empty(), [&] { return name + "no step is in flight"; });
+    const std::int64_t oldest = flights_.front().step_id;
+    require(oldest == step_id, [&] { return name + "the oldest step in flight is " + std::to_string(oldest); });
     return flights_.front();
 }
 
@@ -51,22 +61,19 @@ void Scheduler::check_result(const Flight& flight, const StepResult& result) con
     require_length("finished", result.finished, num_requests);
     for (std::size_t i = 0; i < num_requests; ++i) {
         const FlightRow& row = flight.rows[i];
-        require(result.request_ids[i] == row.request_id, at("request_ids", i, result.request_ids[i]) + "the plan has request " +
-                                                             std::to_string(row.request_id) + " there");
-        const std::int64_t most = row.sampled ? 1 + row.drafts : 0;
-        const std::int64_t least = row.sampled && !result.finished[i] ? 1 : 0;
-        const std::int64_t count = result.counts[i];
-        const bool live = find_live(row.request_id, row.admission) != nullptr;
-        require(live ? count >= least && count <= most : count >= 0,
-                at("counts", i, count) + "must be in " + std::to_string(live ? least : 0) + " .. " + std::to_string(most));
+        require(result.request_ids[i] == row.request_id, [&] {
+            return at("request_ids", i, result.request_ids[i]) + "the plan has request " + std::to_string(row.request_id) + " there";
+        });
+        const bool live = find_live(row) != nullptr;
+        const bool must_yield = live && row.sampled && !result.finished[i];
+        require_range("counts", i, result.counts[i], must_yield ? 1 : 0, live && !row.sampled ? 0 : 1 + row.drafts);
     }
     require_length("tokens", result.tokens, sum(result.counts));
     require_tokens("tokens", result.tokens);
     if (!result.draft_counts.empty() || !result.draft_tokens.empty()) {
         require_length("draft_counts", result.draft_counts, num_requests);
         for (std::size_t i = 0; i < num_requests; ++i) {
-            require(result.draft_counts[i] >= 0 && result.draft_counts[i] <= options_.nextn,
-                    at("draft_counts", i, result.draft_counts[i]) + "must be in 0 .. nextn = " + std::to_string(options_.nextn));
+            require_range("draft_counts", i, result.draft_counts[i], 0, options_.nextn);
         }
         require_length("draft_tokens", result.draft_tokens, sum(result.draft_counts));
         require_tokens("draft_tokens", result.draft_tokens);
@@ -91,7 +98,7 @@ std::vector<std::int32_t> Scheduler::commit(std::int64_t step_id, const StepResu
         const std::size_t num_drafts = result.draft_counts.empty() ? 0 : static_cast<std::size_t>(result.draft_counts[i]);
         const auto drafts = result.draft_tokens.subspan(draft, num_drafts);
         draft += num_drafts;
-        Request* request = find_live(row.request_id, row.admission);
+        Request* request = find_live(row);
         if (request == nullptr) {
             continue;  // a zombie row
         }

@@ -56,6 +56,11 @@ void Scheduler::check_integrity() const {
     for (std::size_t slot = 1; slot < places.size(); ++slot) {
         require_equal("number of places of slot " + std::to_string(slot), places[slot], "what it must be", 1);
     }
+    for (std::size_t slot = 0; slot < by_slot_.size(); ++slot) {
+        const Request* holder = by_slot_[slot];
+        require_equal("slot in the table of holders", static_cast<std::int64_t>(slot), "its holder's own",
+                      holder == nullptr ? static_cast<std::int64_t>(slot) : holder->slot);
+    }
     require_equal("running + waiting", num_running() + num_waiting(), "live requests", static_cast<std::int64_t>(requests_.size()));
     std::int64_t newest = 0;
     for (const Request* request : running_) {

@@ -100,6 +100,7 @@ bool Scheduler::can_decode() const {
 void Scheduler::admit(Request& request) {
     pages_.allocate(pages_to_go_on(request), request.pages);
     request.slot = slots_.allocate();
+    by_slot_[static_cast<std::size_t>(request.slot)] = &request;
     request.admission = ++admissions_;
     request.state = RequestState::PREFILL;
     head_waited_ = 0;
@@ -149,7 +150,7 @@ void Scheduler::append_chunk(StepPlan& plan, Request& request, std::int64_t rows
                 tokens.subspan(static_cast<std::size_t>(request.computed), static_cast<std::size_t>(rows)),
                 last ? static_cast<std::int32_t>(plan.num_rows() + rows - 1) : -1, request.computed == 0,
                 request.replay_start, -1);
-    planned_.rows.push_back({request.id, request.admission, end, 0, last});
+    planned_.rows.push_back({request.id, request.admission, request.slot, end, 0, last});
     request.last_step = plan.step_id;
     request.last_index = plan.num_requests() - 1;
     if (last) {
@@ -160,6 +161,8 @@ void Scheduler::append_chunk(StepPlan& plan, Request& request, std::int64_t rows
 
 std::shared_ptr<StepPlan> Scheduler::plan_decode() {
     auto plan = std::make_shared<StepPlan>(StepKind::DECODE, launched_ + 1);
+    plan->reserve(running_.size());
+    planned_.rows.reserve(running_.size());
     std::int64_t promised = 0;  // pages that older requests of this step wait for
     for (std::size_t index = 0; index < running_.size(); ++index) {
         Request& request = *running_[index];
@@ -224,7 +227,7 @@ void Scheduler::append_decode(StepPlan& plan, Request& request) {
     }
     plan.append(request.id, request.slot, request.most_length() - 1, tokens, static_cast<std::int32_t>(plan.num_rows()), false,
                 request.replay_start, on_host ? -1 : static_cast<std::int32_t>(request.last_index));
-    planned_.rows.push_back({request.id, request.admission, request.most_length() + drafts, drafts, true});
+    planned_.rows.push_back({request.id, request.admission, request.slot, request.most_length() + drafts, drafts, true});
     request.last_step = plan.step_id;
     request.last_index = plan.num_requests() - 1;
     request.steps_in_flight += 1;
@@ -234,12 +237,12 @@ void Scheduler::append_decode(StepPlan& plan, Request& request) {
 
 void Scheduler::fill_page_table(StepPlan& plan) const {
     for (const FlightRow& row : planned_.rows) {
-        plan.table_width = std::max(plan.table_width, static_cast<std::int64_t>(requests_.at(row.request_id)->pages.size()));
+        plan.table_width = std::max(plan.table_width, static_cast<std::int64_t>(find_live(row)->pages.size()));
     }
     plan.page_table.assign(planned_.rows.size() * static_cast<std::size_t>(plan.table_width), 0);
     auto out = plan.page_table.begin();
     for (const FlightRow& row : planned_.rows) {
-        std::ranges::copy(requests_.at(row.request_id)->pages, out);
+        std::ranges::copy(find_live(row)->pages, out);
         out += plan.table_width;
     }
 }

@@ -14,7 +14,8 @@ std::string named(const char* name, std::int64_t value) { return std::string(nam
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, Reduction reduce)
-    : options_((options.validate(), options)), reduce_(std::move(reduce)), pages_(options.num_pages, options.page_size), slots_(options.num_slots) {}
+    : options_((options.validate(), options)), reduce_(std::move(reduce)), pages_(options.num_pages, options.page_size), slots_(options.num_slots),
+      by_slot_(static_cast<std::size_t>(options.num_slots), nullptr) {}
 
 std::int64_t Scheduler::sequence_limit(std::int64_t prompt_length, std::int64_t max_tokens) const {
     const std::int64_t room = std::max<std::int64_t>(options_.max_model_len - prompt_length, 0);
@@ -114,6 +115,7 @@ void Scheduler::set_verify_lengths(std::span<const std::int64_t> ids, std::span<
 }
 
 void Scheduler::release_resources(Request& request) {
+    by_slot_[static_cast<std::size_t>(request.slot)] = nullptr;
     Deferred held{launched_, std::move(request.pages), request.slot};
     request.pages.clear();
     request.slot = 0;
@@ -141,9 +143,9 @@ void Scheduler::preempt(Request& request) {
     waiting_.emplace(request.arrival, &request);
 }
 
-Request* Scheduler::find_live(std::int64_t id, std::int64_t admission) const {
-    const auto found = requests_.find(id);
-    return found != requests_.end() && found->second->admission == admission ? found->second.get() : nullptr;
+Request* Scheduler::find_live(const FlightRow& row) const {
+    Request* request = by_slot_[static_cast<std::size_t>(row.slot)];
+    return request != nullptr && request->admission == row.admission ? request : nullptr;
 }
 
 const Request& Scheduler::request(std::int64_t id) const {

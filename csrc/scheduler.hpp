@@ -39,6 +39,7 @@ struct StepResult {
 struct FlightRow {
     std::int64_t request_id = 0;
     std::int64_t admission = 0;
+    std::int32_t slot = 0;
     std::int64_t end = 0;     // position after its last row
     std::int64_t drafts = 0;  // rows beyond the first, decode only
     bool sampled = false;
@@ -82,7 +83,7 @@ public:
     const Request& request(std::int64_t id) const;  // throws std::invalid_argument for an id that is not live
 
 private:
-    Request* find_live(std::int64_t id, std::int64_t admission) const;  // nullptr: a zombie's
+    Request* find_live(const FlightRow& row) const;  // nullptr: a zombie
     std::int64_t sequence_limit(std::int64_t prompt_length, std::int64_t max_tokens) const;
     void release_resources(Request& request);
     void preempt(Request& request);  // the last of running_ only
@@ -122,6 +123,7 @@ private:
     std::unordered_map<std::int64_t, std::unique_ptr<Request>> requests_;
     std::map<std::int64_t, Request*> waiting_;  // by arrival
     std::vector<Request*> running_;             // by arrival; only the last may be in PREFILL
+    std::vector<Request*> by_slot_;             // who has the slot; nullptr: nobody
     std::deque<Flight> flights_;                // oldest first
     Flight planned_;                            // rows of the plan being made
     std::vector<std::int64_t> row_tokens_;      // scratch of append_decode

@@ -34,6 +34,17 @@ struct StepPlan {
     std::int64_t num_requests() const { return static_cast<std::int64_t>(request_ids.size()); }
     std::int64_t num_rows() const { return query_start.back(); }
 
+    // Room for that many requests, and one row each.
+    void reserve(std::size_t requests) {
+        for (auto* numbers : {&request_ids, &positions, &tokens}) {
+            numbers->reserve(requests);
+        }
+        for (auto* numbers : {&slots, &query_start, &kv_lens, &sample_rows, &replay_starts, &previous_rows}) {
+            numbers->reserve(requests + 1);
+        }
+        fresh.reserve(requests);
+    }
+
     // Rows for positions first .. first + tokens.size() - 1; the caller fills nothing else but the page table.
     void append(std::int64_t id, std::int32_t slot, std::int64_t first, std::span<const std::int64_t> row_tokens,
                 std::int32_t sample_row, bool is_fresh, std::int32_t replay_start, std::int32_t previous_row) {

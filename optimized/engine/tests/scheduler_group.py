@@ -1,6 +1,7 @@
 """A data-parallel group for scheduler tests: a world and, while it schedules, a thread for each rank.
 
-The reduction works in memory. Knows nothing about the voting rules: it records what was asked and holds what must be the same on every rank.
+The reduction works in memory. Knows nothing about the voting rules: it records what was asked and checks what must be
+the same on every rank.
 """
 
 from __future__ import annotations

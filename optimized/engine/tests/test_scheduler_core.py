@@ -297,7 +297,7 @@ def _commit_arguments(world: World) -> dict:
         ({"tokens": np.array([5])}, "tokens: has 1 elements, must have 2"),
         ({"tokens": np.array([5, -6])}, r"tokens\[1\]=-6"),
         ({"finished": np.zeros(3, np.bool_)}, "finished: has 3"),
-        ({"draft_counts": np.array([0, 3], np.int32)}, r"draft_counts\[1\]=3: must be in 0 .. nextn = 2"),
+        ({"draft_counts": np.array([0, 3], np.int32)}, r"draft_counts\[1\]=3: must be in 0 .. 2"),
         ({"draft_counts": np.array([0, 1], np.int32)}, "draft_tokens: has 0 elements, must have 1"),
         ({"draft_counts": np.array([0, 1, 0], np.int32)}, "draft_counts: has 3"),
         (

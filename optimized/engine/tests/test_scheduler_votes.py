@@ -207,7 +207,7 @@ def test_no_progress_with_work_waiting_is_an_error_that_names_request_and_resour
 
 
 def test_the_dump_says_what_the_head_of_the_queue_lacks() -> None:
-    def lack(**options: int | float) -> str:
+    def lack(**options: int) -> str:
         world = World.make(**options)
         world.add(0, [1] * 12, 8)
         world.add(1, [1] * 12, 8)
