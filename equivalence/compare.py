@@ -92,6 +92,8 @@ def _distance(got: Tensor, want: Tensor, measure: Measure) -> Tensor:
     if measure is Measure.BF16_STEPS:
         return (bf16_codes(got) - bf16_codes(want)).abs().to(torch.float64)  # [...]
     difference = (got - want).abs()  # [...]
+    if measure is Measure.RELATIVE:
+        return torch.where(difference == 0, difference, difference / want.abs())  # [...]
     if measure is Measure.RMS:
         return difference / _rms(want[torch.isfinite(want)])  # [...]
     return difference

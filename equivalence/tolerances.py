@@ -18,6 +18,9 @@ class Measure(StrEnum):
     ABSOLUTE = "absolute"
     """The largest |got - want|."""
 
+    RELATIVE = "relative"
+    """The largest |got - want| / |want|; zero must be zero."""
+
     RELATIVE_RMS = "relative rms"
     """rms(got - want) / rms(want) over the whole tensor."""
 
@@ -62,6 +65,7 @@ TABLE = _rows(
         1e-6,
         "float32 lies within 3.5e-7 on every pack; an eps of 1e-6 in a norm, 2e-6 away, must show",
     ),
+    Tolerance("model.known_answers", Measure.RELATIVE, 1e-9, "float64 against numbers worked out by hand"),
     Tolerance(
         "model.official.values",
         Measure.BF16_STEPS,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from equivalence.mutations.engine import Mutation
 
-SELECTION = ("golden/",)
-"""Cases that catch the faults: the golden packs, official sub-steps and float32 end to end."""
+SELECTION = ("known_answers", "golden/")
+"""Cases that catch the faults: known answers, then golden packs, official sub-steps and float32 end to end."""
+
+_END_TO_END = ("golden/*/fp32_noq",)
 
 _MODEL = "reference/model/"
 _MIX = _MODEL + "hyper_connections.py"
@@ -62,18 +64,18 @@ HYPER_CONNECTIONS = (
         "§3: twenty row and column passes",
     ),
     Mutation(
-        "sinkhorn_ends_on_rows",
-        _MIX,
-        "k = exponentials / exponentials.sum(dim=-1, keepdim=True) + eps  # [..., C, C]\n    k = k / (k.sum(dim=-2",
-        "k = exponentials / exponentials.sum(dim=-2, keepdim=True) + eps  # [..., C, C]\n    k = k / (k.sum(dim=-1",
-        "§3: rows first, columns last",
-    ),
-    Mutation(
-        "mix_eps_in_comb_only",
+        "pre_eps",
         _MIX,
         "+ base[:copies]) + config.hc_eps",
         "+ base[:copies]) + 10 * config.hc_eps",
         "§3: pre has 1e-6 added",
+    ),
+    Mutation(
+        "mix_eps",
+        _MIX,
+        "+ config.rms_norm_eps)",
+        "+ config.hc_eps)",
+        "§3: the statistic has 1e-20 added",
     ),
     Mutation(
         "norm_eps",
@@ -127,7 +129,7 @@ ROPE = (
         "o = rope.rotate(o, positions[:, None], frequencies, numerics, inverse=True)",
         "o = o.clone()",
         "§4.7: the output is rotated back",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
 )
 
@@ -167,7 +169,7 @@ ATTENTION = (
         "(key > query - window)",
         "(key >= query - window)",
         "§4.3: the window holds 128 positions with the query's own",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "window_not_quantised",
@@ -186,8 +188,8 @@ ATTENTION = (
     Mutation(
         "output_lora_quantised",
         _ATTENTION,
-        "((grouped[..., None, :] @",
-        "((numerics.activation(grouped)[..., None, :] @",
+        "grouped, wo_a)",
+        "numerics.activation(grouped), wo_a)",
         "§2: wo_a is a plain bf16 product",
     ),
     Mutation(
@@ -225,10 +227,10 @@ COMPRESSION = (
         "index_key_after_rope",
         _TRANSFORMER,
         "context.index_keys = indexer.keys(latents,",
-        "context.index_keys = indexer.keys("
-        "rope.rotate(latents, compressor.row_positions(latents.shape[-2], ratio, latents.device), frequencies, numerics),",
+        "starts = compressor.row_positions(latents.shape[-2], ratio, latents.device)\n"
+        "        context.index_keys = indexer.keys(rope.rotate(latents, starts, frequencies, numerics),",
         "§4.5: index keys come from the latent before RoPE",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "visible_one_late",
@@ -246,6 +248,13 @@ COMPRESSION = (
     ),
     Mutation("score_without_relu", _INDEXER, "torch.relu(dots) * a", "dots * a", "§4.5: relu of the dot product"),
     Mutation(
+        "tie_to_higher_row",
+        _INDEXER,
+        "order = torch.sort(score, dim=-1, descending=True, stable=True).indices",
+        "order = score.shape[-1] - 1 - torch.sort(score.flip(-1), dim=-1, descending=True, stable=True).indices",
+        "§4.6: the lower index wins a tie",
+    ),
+    Mutation(
         "newest_block_not_forced",
         _INDEXER,
         "torch.where(newest, torch.inf, block_score)",
@@ -258,7 +267,7 @@ COMPRESSION = (
         "score = torch.where(context.candidates, score, -torch.inf)",
         "score = score.clone()",
         "§4.6: later sources select among the candidates",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation("one_row_more", _INDEXER, "(rank < count)", "(rank <= count)", "§4.6: the k highest rows, and no more"),
 )
@@ -285,6 +294,13 @@ ENGRAM = (
         "torch.copysign(torch.sqrt(dot.abs().clamp(min=1e-6)), dot)",
         "torch.sqrt(dot.abs().clamp(min=1e-6))",
         "§6.3: the root keeps the sign",
+    ),
+    Mutation(
+        "gate_floor",
+        _ENGRAM,
+        "dot.abs().clamp(min=1e-6)",
+        "dot.abs()",
+        "§6.3: the root has a floor of 1e-6",
     ),
     Mutation(
         "value_per_stream",
@@ -359,15 +375,16 @@ DRAFT = (
         "if layer in config.dspark_target_layer_ids:",
         "if layer + 1 in config.dspark_target_layer_ids:",
         "§9: taps are the streams entering the target layers",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "causal_block",
         _DRAFT,
         "seen = seen.expand(*own.shape[:-1], -1)",
-        "seen = seen.expand(*own.shape[:-1], -1) & torch.ones(block, keys.shape[-2]).tril(keys.shape[-2] - block).bool()",
+        "seen = seen.expand(*own.shape[:-1], -1)\n"
+        "    seen = seen & torch.ones(block, keys.shape[-2]).tril(keys.shape[-2] - block).bool()",
         "§9: every row of a block sees the whole block",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "markov_from_anchor",
@@ -375,7 +392,7 @@ DRAFT = (
         'last["markov_head.embed"][before]',
         'last["markov_head.embed"][anchor_tokens]',
         "§9: the Markov bias reads the token before the slot",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "confidence_after_norm",
@@ -383,7 +400,7 @@ DRAFT = (
         "torch.cat((x[..., slot, :], e), dim=-1)",
         "torch.cat((z[..., slot, :], e), dim=-1)",
         "§9: the confidence reads the collapse before the norm",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "draft_positions",
@@ -391,7 +408,7 @@ DRAFT = (
         "anchors[:, None] + 1 + torch.arange",
         "anchors[:, None] + torch.arange",
         "§9: block rows stand at p+1 to p+B",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "noise_token",
@@ -399,7 +416,7 @@ DRAFT = (
         "config.dspark_noise_token_id)",
         "config.bos_token_id)",
         "§9: the other rows of a block hold the noise token",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
     Mutation(
         "final_norm_before_collapse",
@@ -407,12 +424,19 @@ DRAFT = (
         "x = hyper_connections.collapse(h, pre, numerics)",
         "x = h.mean(dim=-2)",
         "§3: the last FFN's pre does the final collapse",
-        ("golden/*/fp32_noq",),
+        _END_TO_END,
     ),
 )
 
 FORMATS = (
     Mutation("fp4_ties_down", _FORMATS, "(a >= 0.75)", "(a > 0.75)", "§5.2: FP4 rounds ties to the even code"),
+    Mutation(
+        "activation_floor",
+        _FORMATS,
+        "FP8_AMAX_FLOOR = 1e-4",
+        "FP8_AMAX_FLOOR = 1e-8",
+        "§5.1: the largest magnitude of a block counts as at least 1e-4",
+    ),
     Mutation(
         "scale_rounded_down",
         _FORMATS,

@@ -1,13 +1,14 @@
 """Check `model`: the reference against golden packs, and the engine against the reference on the CPU.
 
-Part `golden`: `fp32_noq` end to end, every other mode sub-step by sub-step on recorded inputs. Part `engine`: ids and
-logprobs of greedy and sampled requests, bit for bit. Knows how cases are named; the parts do the work.
+Part `golden`: `fp32_noq` end to end, every other mode sub-step by sub-step on recorded inputs, and known answers for
+what no pack reaches. Part `engine`: ids and logprobs of greedy and sampled requests, bit for bit. Knows how cases are
+named; the parts do the work.
 """
 
 from __future__ import annotations
 
 from equivalence.cases import Case, Options, golden_folder
-from equivalence.checks.model import engine, golden
+from equivalence.checks.model import engine, golden, known_answers
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
 
@@ -15,16 +16,18 @@ DEFAULT_ENGINE_CASES = 16
 
 
 def cases(options: Options) -> list[Case]:
-    """One case a pack and mode, then `options.cases` generated ones. Raises SetupError without packs."""
+    """Known answers, one case a pack and mode, then `options.cases` generated ones. Raises SetupError without packs."""
     count = DEFAULT_ENGINE_CASES if options.cases is None else options.cases
-    return golden.cases(golden_folder()) + engine.cases(options.seed, count)
+    return [known_answers.case(), *golden.cases(golden_folder()), *engine.cases(options.seed, count)]
 
 
 def run(case: Case, options: Options) -> Findings:
     """Run one case of either part."""
     part = case.params.get("part")
+    if part == "known_answers":
+        return known_answers.run()
     if part == "golden":
         return golden.run(case, golden_folder())
     if part == "engine":
         return engine.run(case, options)
-    raise SetupError(f"case {case.name} of check model: part {part!r} is neither 'golden' nor 'engine'")
+    raise SetupError(f"case {case.name} of check model: unknown part {part!r}")
