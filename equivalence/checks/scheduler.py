@@ -1,4 +1,4 @@
-"""Check `scheduler`: simulated worlds in which the C++ core and the reference scheduler run in lock-step under the laws.
+"""Check `scheduler`: simulated worlds in which the C++ core and the reference scheduler run in lock-step.
 
 A case is one world of 200 to 2,000 steps. Knows how worlds become cases; what happens in one is in
 `equivalence/simulator/`.
@@ -11,7 +11,7 @@ from typing import cast
 from equivalence.cases import Case, Options, derived_seed
 from equivalence.findings import Findings
 from equivalence.simulator import shrink as shrinking
-from equivalence.simulator.lockstep import Violation
+from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.simulation import Simulation
 from equivalence.simulator.world import World, draw
 
@@ -33,10 +33,10 @@ def run(case: Case, options: Options) -> Findings:
     simulation = Simulation(world_of(case))
     try:
         simulation.run()
-    except Violation as violation:
+    except ViolationError as violation:
         seed = simulation.world.seed
-        findings.differ(f"seed {seed}, step {simulation.summary.steps}", "law", str(violation))
-    findings.comparisons += simulation.summary.steps
+        findings.differ(f"seed {seed}, step {simulation.steps}", "law", str(violation))
+    findings.comparisons += simulation.steps
     return findings
 
 
@@ -58,9 +58,9 @@ def world_of(case: Case) -> World:
     return draw(int(cast(int, case.params["seed"])))
 
 
-def _violation(world: World) -> Violation | None:
+def _violation(world: World) -> ViolationError | None:
     try:
         Simulation(world).run()
-    except Violation as violation:
+    except ViolationError as violation:
         return violation
     return None

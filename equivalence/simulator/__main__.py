@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from equivalence.simulator.lockstep import Violation
+from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.simulation import Simulation
 from equivalence.simulator.world import draw
 
@@ -32,8 +32,8 @@ def main() -> int:
         simulation = Simulation(draw(seed, options.steps), not options.without_reference)
         try:
             steps += simulation.run().steps
-        except Violation as violation:
-            sys.stdout.write(f"seed {seed}, step {simulation.summary.steps}: {violation}\n")
+        except ViolationError as violation:
+            sys.stdout.write(f"seed {seed}, step {simulation.steps}: {violation}\n")
             return 1
     sys.stdout.write(f"{steps} steps, 0 violations, {time.perf_counter() - begin:.1f} s\n")
     return 0

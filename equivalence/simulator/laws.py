@@ -2,7 +2,8 @@
 
 Knows the core's getters, plans and results; knows nothing about how the core or the reference decides.
 Source: serving specification §6.7. Vacuous until later work, and so not here: I17 (confidences have no generation while
-nothing is scheduled by confidence) and I21 (there is no prefix cache). I8, I9 and I10 are in `ranks.py`.
+nothing is scheduled by confidence) and I21 (there is no prefix cache). I8 is in `votes.py`, I9 and I10 in
+`simulation.py`.
 """
 
 from __future__ import annotations
@@ -11,33 +12,34 @@ from typing import TYPE_CHECKING
 
 from equivalence.simulator.device import StepResult
 from equivalence.simulator.ledger import Ledger
-from equivalence.simulator.lockstep import Violation
+from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.model import STOP_TOKEN
 from equivalence.simulator.plan_rows import PlanRows
 from equivalence.simulator.world import Arrival
 
 if TYPE_CHECKING:
-    from equivalence.simulator.simulation import Live, Simulation
+    from equivalence.simulator.rank import Live, Rank
 
 STALL_TICKS = 200
 
 
 class Laws:
-    """Watches one simulation. Every method named i<number>_... is one invariant and raises Violation."""
+    """Watches one rank. Every method named i<number>_... is one invariant and raises ViolationError."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
-        self.world = simulation.world
-        self.core = simulation.pair.core
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.world = rank.world
+        self.core = rank.pair.core
         self.ledger = Ledger(self.core)
         self._missed = 0  # prefill steps in a row without the oldest request
+        self._decodes_before_head = 0
         self._last_progress = 0
 
     # Moments
 
     def check_state(self) -> None:
         """After every call."""
-        self.simulation.pair.check_same_state()
+        self.rank.pair.check_same_state()
         self.ledger.refresh()
         self.i1_every_page_is_in_one_place()
         self.i2_page_0_is_never_owned()
@@ -64,6 +66,7 @@ class Laws:
         self.i16_rows_fit_the_budget(plan)
         self.i23_a_new_slot_is_zeroed(plan)
         self.i11_the_oldest_is_served(plan)
+        self.i11_an_admissible_head_is_attempted(plan)
         self.ledger.launch(plan)
 
     def check_launch(self, plan: PlanRows, result: StepResult) -> None:
@@ -73,8 +76,8 @@ class Laws:
     def check_commit(self, plan: PlanRows, tokens: list[list[int]], appended: list[int], zombies: set[int]) -> None:
         """After commit."""
         self.i15_tokens_are_appended_once(plan, tokens, appended, zombies)
-        if sum(appended) or plan.kind == "prefill":
-            self._last_progress = self.simulation.now
+        if plan.request_ids:
+            self._last_progress = self.rank.now
 
     def check_text(self, known: Live, new: list[int]) -> None:
         """New tokens of a live request, its output includes them."""
@@ -91,22 +94,22 @@ class Laws:
         free, deferred = self.core.num_free_pages, self.core.num_deferred_pages
         owned = sum(len(holding.pages) for holding in self.ledger.holders.values())
         if free + owned + deferred != self.world.num_pages - 1:
-            raise Violation("I1", f"{free} free + {owned} owned + {deferred} deferred, usable {self.world.num_pages - 1}")
+            raise ViolationError("I1", f"{free} free + {owned} owned + {deferred} deferred, usable {self.world.num_pages - 1}")
 
     def i2_page_0_is_never_owned(self) -> None:
         """I2: page and slot 0 are reserved, and no number is outside the pool."""
         for key, holding in self.ledger.holders.items():
             if holding.pages and not 0 < min(holding.pages) <= max(holding.pages) < self.world.num_pages:
-                raise Violation("I2", f"request {key} has pages {holding.pages} of 1 .. {self.world.num_pages - 1}")
+                raise ViolationError("I2", f"request {key} has pages {holding.pages} of 1 .. {self.world.num_pages - 1}")
             if not 0 < holding.slot < self.world.num_slots:
-                raise Violation("I2", f"request {key} has slot {holding.slot} of 1 .. {self.world.num_slots - 1}")
+                raise ViolationError("I2", f"request {key} has slot {holding.slot} of 1 .. {self.world.num_slots - 1}")
 
     def i2_page_0_is_never_data(self, plan: PlanRows) -> None:
         """I2: page 0 in a page table stands only behind the last page of a request."""
         for index, table in enumerate(plan.page_table):
             used = -(-plan.kv_lens[index] // self.world.page_size)
             if 0 in table[:used]:
-                raise Violation("I2", f"request {plan.request_ids[index]}: {plan.kv_lens[index]} positions in {table}")
+                raise ViolationError("I2", f"request {plan.request_ids[index]}: {plan.kv_lens[index]} positions in {table}")
 
     def i3_nothing_has_two_owners(self) -> None:
         """I3: no page and no slot belongs to two requests (nothing is shared without a prefix cache)."""
@@ -115,7 +118,7 @@ class Laws:
         for name, numbers in (("pages", pages), ("slots", slots)):
             if len(set(numbers)) != len(numbers):
                 twice = sorted({number for number in numbers if numbers.count(number) > 1})
-                raise Violation("I3", f"{name} {twice} have two owners: {self.ledger.holders}")
+                raise ViolationError("I3", f"{name} {twice} have two owners: {self.ledger.holders}")
 
     def i4_in_flight_is_not_free(self) -> None:
         """I4: what a step in flight uses is neither free nor handed to another."""
@@ -123,31 +126,31 @@ class Laws:
         for key, holding in self.ledger.holders.items():
             taken = [page for page in holding.pages if pages.get(page, holding.life) != holding.life]
             if taken or slots.get(holding.slot, holding.life) != holding.life:
-                raise Violation(
+                raise ViolationError(
                     "I4", f"request {key} got pages {taken} or slot {holding.slot}, in use by a step in flight: {pages}"
                 )
         owned = {page for holding in self.ledger.holders.values() for page in holding.pages}
         busy = len(owned | pages.keys())
         if self.core.num_free_pages + busy > self.world.num_pages - 1:
-            raise Violation("I4", f"{self.core.num_free_pages} free + {busy} owned or in flight > {self.world.num_pages - 1}")
+            raise ViolationError("I4", f"{self.core.num_free_pages} free + {busy} owned or in flight > {self.world.num_pages - 1}")
 
     def i5_the_core_agrees(self) -> None:
         """I5: nothing is freed twice: the core's own count of every page and slot."""
         try:
             self.core.check_integrity()
         except RuntimeError as error:
-            raise Violation("I5", str(error)) from error
+            raise ViolationError("I5", str(error)) from error
 
     def i6_one_slot_per_holder(self) -> None:
         """I6: used slots = running + deferred; a slot does not change in a life."""
         used = self.world.num_slots - 1 - self.core.num_free_slots
         running, deferred = self.core.num_running, self.core.num_deferred_slots
         if used != running + deferred or running != len(self.ledger.holders):
-            raise Violation(
+            raise ViolationError(
                 "I6", f"{used} slots used, {running} running ({len(self.ledger.holders)} seen) + {deferred} deferred"
             )
         if self.ledger.moved:
-            raise Violation("I6", f"slots changed while held: {self.ledger.moved}")
+            raise ViolationError("I6", f"slots changed while held: {self.ledger.moved}")
 
     def i7_pages_cover_the_rows(self, plan: PlanRows) -> None:
         """I7: pages of a request hold every position that the step may write, and one token after them."""
@@ -155,14 +158,14 @@ class Laws:
             pages = self.ledger.holders[key].pages
             room = len(pages) * self.world.page_size
             if room < plan.kv_lens[index]:
-                raise Violation("I7", f"request {key}: {room} positions in its pages, step writes {plan.kv_lens[index]}")
+                raise ViolationError("I7", f"request {key}: {room} positions in its pages, step writes {plan.kv_lens[index]}")
             if plan.page_table[index][: len(pages)] != pages or any(plan.page_table[index][len(pages) :]):
-                raise Violation("I7", f"request {key}: page table {plan.page_table[index]}, pages {pages}")
+                raise ViolationError("I7", f"request {key}: page table {plan.page_table[index]}, pages {pages}")
 
     def i20_nothing_waits_without_a_step(self) -> None:
         """I20: nothing is deferred once no step is in flight."""
         if self.core.num_in_flight == 0 and (self.core.num_deferred_pages or self.core.num_deferred_slots):
-            raise Violation(
+            raise ViolationError(
                 "I20",
                 f"no step in flight, {self.core.num_deferred_pages} pages and {self.core.num_deferred_slots} slots deferred",
             )
@@ -171,7 +174,7 @@ class Laws:
         """I20: with no request left, free = usable."""
         free, slots = self.core.num_free_pages, self.core.num_free_slots
         if (free, slots) != (self.world.num_pages - 1, self.world.num_slots - 1) or self.core.request_ids().size:
-            raise Violation(
+            raise ViolationError(
                 "I20", f"{free} of {self.world.num_pages - 1} pages, {slots} of {self.world.num_slots - 1} slots free at the end"
             )
 
@@ -180,34 +183,51 @@ class Laws:
         for index, key in enumerate(plan.request_ids):
             first = not self.ledger.holders[key].has_run
             if plan.fresh[index] != first:
-                raise Violation("I23", f"request {key}: fresh is {plan.fresh[index]}, first step of its life: {first}")
+                raise ViolationError("I23", f"request {key}: fresh is {plan.fresh[index]}, first step of its life: {first}")
 
     # Order and progress
 
     def i11_the_oldest_is_served(self, plan: PlanRows) -> None:
-        """I11: the oldest request is in every decode step unless its end is promised, and in prefill steps soon enough."""
-        oldest = min(self.simulation.live.values(), key=lambda known: known.order, default=None)
-        if oldest is None or oldest.arrival.request_id in plan.request_ids:
+        """I11: the oldest running request is in every decode step unless its end is promised, and prefill steps without
+        it are few."""
+        key = next(iter(self.rank.live), None)
+        if key is None or key in plan.request_ids or self.core.state(key) != "running":
             self._missed = 0
-            return
-        key = oldest.arrival.request_id
-        promised = self.ledger.promised(key)
-        if plan.kind == "decode":
-            if not promised:
-                raise Violation("I11", f"request {key} is the oldest, step {plan.step_id} decodes {plan.request_ids} only")
-            return
-        self._missed += 1
-        if self._missed > self.world.max_consecutive_prefills:
-            raise Violation("I11", f"request {key} is the oldest, {self._missed} prefill steps in a row without it")
+        elif plan.kind == "prefill":
+            self._missed += 1
+            if self._missed > self.world.max_consecutive_prefills:
+                raise ViolationError("I11", f"request {key} is the oldest, {self._missed} prefill steps without it")
+        elif not self.ledger.promised(key):
+            raise ViolationError("I11", f"request {key} is the oldest, step {plan.step_id} decodes {plan.request_ids}")
+
+    def i11_an_admissible_head_is_attempted(self, plan: PlanRows) -> None:
+        """I11: the head of the queue, once everything it needs is free, waits at most for the next vote of any rank."""
+        waits = plan.kind == "decode" and self._is_head_admissible()
+        self._decodes_before_head = self._decodes_before_head + 1 if waits else 0
+        bound = min(self.world.prefill_any_interval, self.world.max_wait_steps) + 1
+        if self._decodes_before_head > bound:
+            raise ViolationError("I11", f"an admissible head waits {self._decodes_before_head} decode steps, at most {bound}")
+
+    def _is_head_admissible(self) -> bool:
+        """By the rule of admission, from the getters alone: pages with one to spare for each holder, slot, usage."""
+        world, core = self.world, self.core
+        if not core.num_waiting or core.num_running >= world.max_num_seqs or not core.num_free_slots:
+            return False
+        usable, free = world.num_pages - 1, core.num_free_pages
+        if core.num_running and usable - free > world.max_cache_usage * usable:
+            return False
+        head = self.rank.live[int(core.request_ids()[core.num_running])]
+        length = len(head.prompt) + len(head.output) + world.nextn + 1
+        return -(-length // world.page_size) + core.num_running <= free
 
     def i12_order_is_arrival_order(self) -> None:
         """I12: live requests, holders before waiting ones, stand in order of arrival: nobody overtakes."""
         ids = self.core.request_ids().tolist()
-        expected = list(self.simulation.live)
+        expected = list(self.rank.live)
         if ids != expected:
-            raise Violation("I12", f"live requests {ids}, in order of arrival {expected}")
+            raise ViolationError("I12", f"live requests {ids}, in order of arrival {expected}")
         if ids[: len(self.ledger.holders)] != list(self.ledger.holders):
-            raise Violation("I12", f"requests with pages {list(self.ledger.holders)}, oldest {ids}")
+            raise ViolationError("I12", f"requests with pages {list(self.ledger.holders)}, oldest {ids}")
 
     def i13_never_is_refused_at_once(self, arrival: Arrival, verdict: str) -> None:
         """I13: NEVER exactly if the lifetime does not fit all pages, or the prompt leaves no room."""
@@ -216,7 +236,7 @@ class Laws:
         pages = -(-(longest + world.nextn + 1) // world.page_size)
         fits = pages < world.num_pages and arrival.prompt_len < world.max_model_len
         if (verdict == "OK") != fits or verdict == "LATER":
-            raise Violation("I13", f"request {arrival.request_id}: {verdict}, needs {pages} of {world.num_pages - 1} pages")
+            raise ViolationError("I13", f"request {arrival.request_id}: {verdict}, needs {pages} of {world.num_pages - 1} pages")
 
     def i14_the_youngest_are_preempted(self, preempted: list[int]) -> None:
         """I14: never the oldest, always the most recently admitted, tokens kept."""
@@ -224,20 +244,21 @@ class Laws:
             return
         before = self.ledger.order_before
         if preempted != before[len(before) - len(preempted) :] or len(preempted) == len(before):
-            raise Violation("I14", f"preempted {preempted} of {before}, oldest first")
+            raise ViolationError("I14", f"preempted {preempted} of {before}, oldest first")
         for key in preempted:
-            known = self.simulation.live[key]
+            known = self.rank.live[key]
+            known.verify_length = self.world.nextn
             kept = self.core.tokens(key).tolist()
             if kept != known.prompt + known.output:
-                raise Violation("I14", f"request {key} preempted: {kept} kept, {known.prompt + known.output} known")
+                raise ViolationError("I14", f"request {key} preempted: {kept} kept, {known.prompt + known.output} known")
 
     def check_progress(self) -> None:
         """I24: with work waiting, something is computed, or the core itself reports a stall."""
-        idle = self.simulation.now - self._last_progress
+        idle = self.rank.now - self._last_progress
         if not self.core.has_work():
-            self._last_progress = self.simulation.now
+            self._last_progress = self.rank.now
         elif idle > STALL_TICKS:
-            raise Violation("I24", f"nothing was computed in {idle} ticks and the core did not say so\n{self.core.dump()}")
+            raise ViolationError("I24", f"nothing was computed in {idle} ticks and the core did not say so\n{self.core.dump()}")
 
     # Tokens and lengths
 
@@ -248,42 +269,44 @@ class Laws:
         for index, key in enumerate(plan.request_ids):
             expected = 0 if index in zombies else len(tokens[index])
             if appended[index] != expected:
-                raise Violation("I15", f"request {key} in step {plan.step_id}: {appended[index]} appended, {expected} given")
+                raise ViolationError("I15", f"request {key} in step {plan.step_id}: {appended[index]} appended, {expected} given")
 
     def i16_rows_fit_the_budget(self, plan: PlanRows) -> None:
         """I16: rows within the budget, one row and at most nextn drafts a decoding request."""
         rows = plan.query_start[-1]
         if rows > self.world.max_num_batched_tokens or len(plan.request_ids) > self.world.max_num_seqs:
-            raise Violation(
+            raise ViolationError(
                 "I16",
                 f"{rows} rows of {len(plan.request_ids)} requests, allowed {self.world.max_num_batched_tokens} rows of "
                 f"{self.world.max_num_seqs}",
             )
-        if plan.kind == "decode":
-            most = max(b - a for a, b in zip(plan.query_start, plan.query_start[1:], strict=False))
-            if most > self.world.nextn + 1:
-                raise Violation("I16", f"{most} rows of one request, nextn is {self.world.nextn}")
+        if plan.kind == "prefill":
+            return
+        for index, key in enumerate(plan.request_ids):
+            drafts = plan.query_start[index + 1] - plan.query_start[index] - 1
+            if not 0 <= drafts <= self.rank.live[key].verify_length:
+                raise ViolationError("I16", f"request {key}: {drafts} drafts, at most {self.rank.live[key].verify_length}")
 
     def i18_lengths_are_bounded(self, plan: PlanRows, result: StepResult) -> None:
         """I18: committed length <= true length <= what the host planned for."""
         for index, key in enumerate(plan.request_ids):
             settled, true, planned = self.ledger.settled(key), result.ends[index], plan.kv_lens[index] + 1
             if plan.kind == "decode" and not settled <= true <= planned:
-                raise Violation("I18", f"request {key}: {settled} committed, {true} on the device, {planned} planned")
+                raise ViolationError("I18", f"request {key}: {settled} committed, {true} on the device, {planned} planned")
 
     def i18_lengths_agree_after_flush(self, known: Live, end: int) -> None:
         """I18: with no step in flight, committed length = true length."""
         settled = len(known.prompt) + len(known.output)
         if settled != end:
-            raise Violation("I18", f"request {known.arrival.request_id}: {settled} committed, {end} on the device")
+            raise ViolationError("I18", f"request {known.arrival.request_id}: {settled} committed, {end} on the device")
 
     def i19_rows_belong_to_their_slots(self, plan: PlanRows) -> None:
         """I19: a request stands once in a plan, with its own slot."""
         if len(set(plan.request_ids)) != len(plan.request_ids):
-            raise Violation("I19", f"step {plan.step_id} has a request twice: {plan.request_ids}")
+            raise ViolationError("I19", f"step {plan.step_id} has a request twice: {plan.request_ids}")
         for key, slot in zip(plan.request_ids, plan.slots, strict=True):
             if key not in self.ledger.holders or self.ledger.holders[key].slot != slot:
-                raise Violation("I19", f"step {plan.step_id}: request {key} in slot {slot}, holders {self.ledger.holders}")
+                raise ViolationError("I19", f"step {plan.step_id}: request {key} in slot {slot}, holders {self.ledger.holders}")
 
     def i22_text_is_the_lone_text(self, known: Live, new: list[int]) -> None:
         """I22: whatever the order of things, the text is that of the request alone; it ends where it must."""
@@ -291,10 +314,10 @@ class Laws:
         for position, token in enumerate(new, begin):
             alone = known.lone.token(position)
             if token != alone:
-                raise Violation(
+                raise ViolationError(
                     "I22", f"request {known.arrival.request_id}, position {position}: token {token}, alone {alone}"
                 )
         if begin + len(new) > known.limit or STOP_TOKEN in known.output[:-1]:
-            raise Violation(
+            raise ViolationError(
                 "I15", f"request {known.arrival.request_id}: {known.output} goes past its limit {known.limit} or its stop"
             )

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from equivalence.simulator.plan_rows import PlanRows
+from equivalence.simulator.violation import ViolationError
+from equivalence.simulator.votes import Reduction
 from optimized import _core
 from reference.scheduler import Scheduler as ReferenceScheduler
+from reference.scheduling.step_plan import StepPlan
 
 STATISTICS = (
     "num_free_pages",
@@ -26,23 +29,18 @@ STATISTICS = (
 )
 
 
-class Violation(AssertionError):
-    """A law does not hold. law: its name; the message shows both sides."""
-
-    def __init__(self, law: str, message: str) -> None:
-        super().__init__(f"{law}: {message}")
-        self.law = law
-
-
 class Pair:
-    """Both schedulers behind one surface; answers are the core's, with plain lists for arrays.
+    """Both schedulers of one rank behind one surface; answers are the core's, with plain lists for arrays.
 
-    reference: None leaves the core alone under the laws.
+    with_reference: False leaves the core alone; in_group: both take part in votes.
     """
 
-    def __init__(self, limits: dict[str, Any], with_reference: bool = True) -> None:
-        self.core = _core.Scheduler(**limits)
-        self.reference = ReferenceScheduler(**limits) if with_reference else None
+    def __init__(self, limits: dict[str, Any], with_reference: bool = True, in_group: bool = False) -> None:
+        self.core_vote, self.reference_vote = Reduction(), Reduction()
+        self.core = _core.Scheduler(**limits, reduce=self.core_vote.for_core if in_group else None)
+        self.reference: ReferenceScheduler | None = None
+        if with_reference:
+            self.reference = ReferenceScheduler(**limits, reduce=self.reference_vote if in_group else None)
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int, replay_start: int) -> str:
         """`OK` or `NEVER`."""
@@ -59,20 +57,23 @@ class Pair:
             _same(f"abort of request {request_id}", core, self.reference.abort(request_id))
         return bool(core)
 
-    def schedule(self) -> PlanRows | None:
-        """The next step of both."""
-        core = _core_answer(self.core.schedule)
-        rows = None if core is None else PlanRows.of_core(core)
+    def schedule_core(self) -> PlanRows | None:
+        """The core's next step."""
+        plan = _core_answer(self.core.schedule)
+        return None if plan is None else PlanRows.of_core(plan)
+
+    def schedule_reference(self) -> StepPlan | None:
+        """The reference's next step. Raises RuntimeError without a reference."""
         if self.reference is None:
-            return rows
-        reference = self.reference.schedule()
-        if rows is None or reference is None:
-            _same("kind of the next step", rows and rows.kind, reference and reference.kind)
-            return None
-        different = rows.differences(reference)
-        if different:
-            raise Violation("lock-step", f"plan of step {rows.step_id}, core and reference: " + "; ".join(different))
-        return rows
+            raise RuntimeError("there is no reference beside this core")
+        return self.reference.schedule()
+
+    def set_verify_lengths(self, lengths: dict[int, int]) -> None:
+        """Most drafts of each request's next steps."""
+        ids, values = list(lengths), list(lengths.values())
+        _core_answer(self.core.set_verify_lengths, np.array(ids, np.int64), np.array(values, np.int32))
+        if self.reference is not None:
+            self.reference.set_verify_lengths(ids, values)
 
     def commit(
         self, plan: PlanRows, tokens: list[list[int]], finished: list[bool], drafts: list[list[int]]
@@ -118,7 +119,7 @@ class Pair:
             mine = (core.state(key), core.slot(key), core.num_computed(key), core.pages(key).tolist())
             theirs = (request.state, request.slot, request.computed, request.pages)
             if mine != theirs:
-                raise Violation("lock-step", f"request {key}, core {mine}, reference {theirs}")
+                raise ViolationError("lock-step", f"request {key}, core {mine}, reference {theirs}")
 
 
 def _core_answer(call: Callable[..., Any], *arguments: object) -> Any:
@@ -126,9 +127,19 @@ def _core_answer(call: Callable[..., Any], *arguments: object) -> Any:
     try:
         return call(*arguments)
     except (ValueError, RuntimeError) as error:
-        raise Violation("I24" if "stall" in str(error) else "lock-step", f"the core refuses: {error}") from error
+        raise ViolationError("I24" if "stall" in str(error) else "lock-step", f"the core refuses: {error}") from error
+
+
+def check_same_plan(core: PlanRows | None, reference: StepPlan | None) -> None:
+    """Both plan the same step."""
+    if core is None or reference is None:
+        _same("kind of the next step", core and core.kind, reference and reference.kind)
+        return
+    different = core.differences(reference)
+    if different:
+        raise ViolationError("lock-step", f"plan of step {core.step_id}, core and reference: " + "; ".join(different))
 
 
 def _same(what: str, core: object, reference: object) -> None:
     if core != reference:
-        raise Violation("lock-step", f"{what}: core {core}, reference {reference}")
+        raise ViolationError("lock-step", f"{what}: core {core}, reference {reference}")

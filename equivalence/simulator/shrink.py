@@ -9,17 +9,17 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-from equivalence.simulator.lockstep import Violation
+from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.world import Arrival, World
 
 BUDGET_SECONDS = 20.0
 
-Runner = Callable[[World], Violation | None]
+Runner = Callable[[World], ViolationError | None]
 
 _QUIET: dict[str, object] = {"compile_ticks": 0, "abort_tick": 0, "fails_after": 0, "replay_start": 0, "prompt_len": 1}
 
 
-def shrink(world: World, violation: Violation, run: Runner, seconds: float = BUDGET_SECONDS) -> tuple[World, Violation]:
+def shrink(world: World, violation: ViolationError, run: Runner, seconds: float = BUDGET_SECONDS) -> tuple[World, ViolationError]:
     """A world with fewer requests and fewer mishaps that breaks the same law, with what it says."""
     deadline = time.monotonic() + seconds
     progress = True

@@ -18,11 +18,12 @@ _ORDINARY_TOKENS = [token for token in range(VOCABULARY) if token != STOP_TOKEN]
 
 @dataclass
 class Arrival:
-    """A request. tick: when it comes; compile_ticks: how long its grammar takes, negative: it fails after as many;
+    """A request. rank: where it comes; tick: when it comes; compile_ticks: how long its grammar takes, negative: it fails after as many;
     abort_tick: when it is aborted (0: never); abort_in_flight: between schedule and commit; fails_after: output tokens
     after which it ends with an error (0: never)."""
 
     request_id: int
+    rank: int
     tick: int
     prompt_len: int
     max_tokens: int
@@ -41,8 +42,8 @@ class Arrival:
 class World:
     """Limits as in the constructor of the scheduler, then the actors.
 
-    steps: no request arrives once that many were launched; window: of the simulated ring; acceptance: chance of a right draft;
-    late: share of steps that take several ticks; discard: share of steps that fail; early: share of asynchronous steps
+    ranks: that vote together; steps: no request arrives once a rank has launched that many; window: of the simulated
+    ring; acceptance: chance of a right draft; lengths: share of ticks that bring new verification lengths; late: share of steps that take several ticks; discard: share of steps that fail; early: share of asynchronous steps
     that are committed before the next is scheduled; crowd: most live requests at a time.
     """
 
@@ -58,9 +59,14 @@ class World:
     max_consecutive_prefills: int
     max_cache_usage: float
     max_in_flight: int
+    prefill_all_interval: int
+    prefill_any_interval: int
+    max_wait_steps: int
+    ranks: int
     steps: int
     window: int
     acceptance: float
+    lengths: float
     late: float
     discard: float
     early: float
@@ -71,7 +77,8 @@ class World:
         """Keyword arguments of the scheduler's constructor."""
         names = (
             "num_pages page_size num_slots max_num_seqs max_num_batched_tokens max_model_len nextn chunk_grid "
-            "max_consecutive_prefills max_cache_usage max_in_flight"
+            "max_consecutive_prefills max_cache_usage max_in_flight prefill_all_interval prefill_any_interval "
+            "max_wait_steps"
         )
         return {name: getattr(self, name) for name in names.split()}
 
@@ -111,9 +118,14 @@ def draw(seed: int, steps: int | None = None) -> World:
         max_consecutive_prefills=rng.choice([1, 2, 8]),
         max_cache_usage=rng.choice([0.5, 0.9, 1.0, 1.0]),
         max_in_flight=rng.choice([1, 2]),
+        prefill_all_interval=rng.choice([1, 1, 3, 7]),
+        prefill_any_interval=rng.choice([1, 1, 4, 10]),
+        max_wait_steps=rng.choice([2, 8, 500]),
+        ranks=rng.choice([1, 1, 1, 1, 2, 3]),
         steps=rng.randint(200, 2000) if steps is None else steps,
         window=rng.randint(1, 6),
         acceptance=rng.choice([0.0, 0.5, 0.8, 1.0]),
+        lengths=rng.choice([0.0, 0.2]),
         late=rng.choice([0.0, 0.2]),
         discard=rng.choice([0.0, 0.0, 0.01, 0.05]),
         early=rng.choice([0.0, 0.1, 0.5]),
@@ -130,12 +142,14 @@ def _draw_arrivals(rng: random.Random, world: World) -> list[Arrival]:
     errors = rng.choice([0.0, 0.05])
     long_outputs = rng.random() < 0.6
     share = rng.choice([1, 2, 4, 5])  # of the longest sequence that a prompt may take, in quarters
+    balance = rng.choice([0.3, 1.0])  # how evenly the ranks are loaded
     arrivals = []
     tick = 0.0
-    while tick < 4 * world.steps and len(arrivals) < world.steps:
+    while tick < 4 * world.steps and len(arrivals) < world.ranks * world.steps:
         length = rng.randint(1, max(1, world.max_model_len * share // 4))
         arrival = Arrival(
             request_id=rng.randrange(1 << 40) if rng.random() < 0.02 else 10 * len(arrivals) + rng.randrange(10),
+            rank=rng.randrange(world.ranks) if rng.random() < balance else 0,
             tick=int(tick),
             prompt_len=length,
             max_tokens=rng.randint(1, world.max_model_len if long_outputs else 6),
@@ -149,5 +163,5 @@ def _draw_arrivals(rng: random.Random, world: World) -> list[Arrival]:
         if rng.random() < errors:
             arrival.fails_after = rng.randint(1, 5)
         arrivals.append(arrival)
-        tick += rng.expovariate(1.0 / gap)
+        tick += rng.expovariate(world.ranks / gap)
     return arrivals
