@@ -111,6 +111,11 @@ class LLM:
         self._next_request += 1
         return door.admit(request_id, prompt, params)
 
+    def skip_seeds(self, count: int) -> None:
+        """Passes over the seeds of `count` requests without their own, so that a resumed run goes on as if unbroken."""
+        for _ in range(count):
+            self._seeds.draw()
+
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, None if its folder has none."""
         return self._tokenizer

@@ -22,7 +22,7 @@ from optimized.commands.jsonl_output import (
     RecordWriter,
     check_output,
     error_record,
-    finished_ids,
+    finished_records,
     open_output,
     output_record,
 )
@@ -93,6 +93,8 @@ class _Job:
         self._sampling = sampling
         self._pending: deque[LineRequest | LineError] = deque()
         self._index = 0
+        self._seeds_used = 0
+        self._failed_before = 0
 
     def run(self) -> int:
         """Opens input and output, skips what is done, and does the rest."""
@@ -103,8 +105,9 @@ class _Job:
                 parse_line(one, self._sampling, options.max_line_bytes)
                 for one in read_lines(source, options.max_line_bytes)
             )
-            keep, failed_before = self._skip_finished(lines)
+            keep = self._skip_finished(lines)
             llm = _load(options)
+            llm.skip_seeds(self._seeds_used)
             sink: IO[bytes] = sys.stdout.buffer
             if options.output != STANDARD:
                 sink = stack.enter_context(open_output(Path(options.output), keep))
@@ -117,7 +120,7 @@ class _Job:
             except CounterpointError as error:
                 sys.stderr.write(f"counterpoint generate: stopped after {self._index} records: {error}\n")
                 return EXIT_STOPPED
-        return EXIT_SOME_FAILED if writer.failed + failed_before else EXIT_OK
+        return EXIT_SOME_FAILED if writer.failed + self._failed_before else EXIT_OK
 
     def _open_input(self, stack: ExitStack) -> BinaryIO:
         options = self._options
@@ -132,33 +135,35 @@ class _Job:
         except OSError as error:
             raise RequestError(f"--input: {path} cannot be read: {error.strerror or error}") from error
 
-    def _skip_finished(self, lines: Iterator[LineRequest | LineError]) -> tuple[int, int]:
+    def _skip_finished(self, lines: Iterator[LineRequest | LineError]) -> int:
         """Looks at the output file; with --resume, passes over the input lines that it holds already.
 
         Returns:
-            Bytes of the output that stay, and how many of its records hold an error.
+            Bytes of the output that stay.
         """
         options = self._options
         path = Path(options.output)
         if options.output == STANDARD:
             if options.resume or options.overwrite:
                 raise RequestError("--resume and --overwrite need an --output file")
-            return 0, 0
+            return 0
         check_output(path, resume=options.resume, overwrite=options.overwrite)
         if not options.resume or not path.exists():
-            return 0, 0
-        ids, size, failed = finished_ids(path)
-        for index, custom_id in enumerate(ids):
+            return 0
+        records, size = finished_records(path)
+        for index, (custom_id, seeded, failed) in enumerate(records):
             line = next(lines, None)
             if line is None:
-                raise RequestError(f"{path} holds {len(ids)} records, but the input has only {index} lines")
+                raise RequestError(f"{path} holds {len(records)} records, but the input has only {index} lines")
             if line.custom_id != custom_id:
                 raise RequestError(
                     f"{path}: record {index} has custom_id {custom_id!r}, the input line {line.custom_id!r}: "
                     "the output belongs to another input"
                 )
-        self._index = len(ids)
-        return size, failed
+            self._seeds_used += seeded and isinstance(line, LineRequest) and line.params.seq_seed is None
+            self._failed_before += failed
+        self._index = len(records)
+        return size
 
     def _do(self, llm: LLM, lines: Iterator[LineRequest | LineError], writer: RecordWriter, progress: Progress) -> None:
         """Runs the good lines and writes every line's record in order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from optimized.commands.jsonl_input import LineError
 from reference.spec.errors import RequestError
@@ -21,11 +21,14 @@ LEAST_LOGPROB = -9999.0
 
 def output_record(index: int, custom_id: str | int | None, output: RequestOutput) -> dict[str, Any]:
     """The record of a request that reached the engine. "error" holds the first sample's error, if one has any."""
-    errors = [one.error for one in output.outputs if one.error is not None]
+    # The engine counts requests, a file counts lines: a message must not depend on where a run was resumed.
+    named = f"request {output.request_id}: "
+    errors = [_at_line(index, one.error.removeprefix(named)) for one in output.outputs if one.error is not None]
+    kept = [one for one in output.outputs if one.error is None or one.token_ids]
     return {
         "index": index,
         "custom_id": custom_id,
-        "outputs": [_completion(one) for one in output.outputs if one.error is None or one.token_ids],
+        "outputs": [_completion(one) for one in kept],
         "seq_seed": output.metrics.seq_seed if output.metrics is not None else None,
         "error": {"kind": "request", "message": errors[0]} if errors else None,
     }
@@ -33,8 +36,12 @@ def output_record(index: int, custom_id: str | int | None, output: RequestOutput
 
 def error_record(index: int, bad: LineError) -> dict[str, Any]:
     """The record of a bad line."""
-    error = {"kind": bad.kind, "message": f"line {index + 1}: {bad.message}"}
+    error = {"kind": bad.kind, "message": _at_line(index, bad.message)}
     return {"index": index, "custom_id": bad.custom_id, "outputs": [], "seq_seed": None, "error": error}
+
+
+def _at_line(index: int, message: str) -> str:
+    return f"line {index + 1}: {message}"
 
 
 def _completion(one: CompletionOutput) -> dict[str, Any]:
@@ -46,7 +53,6 @@ def _completion(one: CompletionOutput) -> dict[str, Any]:
         "stop_reason": one.stop_reason,
         "cumulative_logprob": None if one.cumulative_logprob is None else max(one.cumulative_logprob, LEAST_LOGPROB),
         "logprobs": None if one.logprobs is None else [_logprobs(step) for step in one.logprobs],
-        "error": one.error,
     }
 
 
@@ -69,30 +75,39 @@ class RecordWriter:
         self._stream.flush()
 
 
-def finished_ids(path: Path) -> tuple[list[str | int | None], int, int]:
+class Finished(NamedTuple):
+    """One record that an output file already holds, as far as resuming needs it. seeded: the request had a seed."""
+
+    custom_id: str | int | None
+    seeded: bool
+    failed: bool
+
+
+def finished_records(path: Path) -> tuple[list[Finished], int]:
     """What an output file already holds.
 
     Returns:
-        The custom ids of its complete records, the bytes that these take (a half-written last line is not counted), and
-        how many of them hold an error.
+        Its complete records, and the bytes that they take; a half-written last line is not counted.
     Raises:
-        RequestError: a complete line is not the record that belongs there.
+        RequestError: the file cannot be read, or a complete line is not the record that belongs there.
     """
-    ids: list[str | int | None] = []
-    size = failed = 0
-    with path.open("rb") as stream:
-        for line in stream:
-            if not line.endswith(b"\n"):
-                break
-            record = _parse(line)
-            if record is None or record["index"] != len(ids):
-                raise RequestError(
-                    f"{path}: line {len(ids) + 1} is not record {len(ids)} of an output; nothing was changed"
-                )
-            ids.append(record["custom_id"])
-            failed += record["error"] is not None
-            size += len(line)
-    return ids, size, failed
+    records: list[Finished] = []
+    size = 0
+    try:
+        with path.open("rb") as stream:
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                record = _parse(line)
+                if record is None or record["index"] != len(records):
+                    place = f"line {len(records) + 1} is not record {len(records)} of an output"
+                    raise RequestError(f"{path}: {place}; nothing was changed")
+                seeded, failed = record["seq_seed"] is not None, record["error"] is not None
+                records.append(Finished(record["custom_id"], seeded, failed))
+                size += len(line)
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return records, size
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -107,20 +122,26 @@ def check_output(path: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuses to write over an earlier output unless the user said what shall happen to it.
 
     Raises:
-        RequestError: the file exists and holds something.
+        RequestError: the file exists and holds something, or is a folder, or cannot be resumed.
     """
-    if not resume and not overwrite and path.exists() and path.stat().st_size:
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder; accepted: a file")
+    if resume and path.exists() and not path.is_file():
+        raise RequestError(f"{path} is no ordinary file, so a run into it cannot be resumed")
+    if not resume and not overwrite and path.is_file() and path.stat().st_size:
         raise RequestError(f"{path} exists; --resume goes on where it ends, --overwrite replaces it")
 
 
 def open_output(path: Path, keep: int) -> IO[bytes]:
-    """The output file, cut to its first `keep` bytes and positioned there.
+    """The output file, cut to its first `keep` bytes and positioned there; a device or pipe is only opened.
 
     Raises:
         RequestError: the file cannot be opened.
     """
     try:
-        stream = path.open("r+b" if path.exists() else "wb")
+        if not path.is_file():
+            return path.open("wb")
+        stream = path.open("r+b")
         stream.truncate(keep)
         stream.seek(0, os.SEEK_END)
     except OSError as error:

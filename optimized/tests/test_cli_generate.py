@@ -135,11 +135,9 @@ def test_ends_of_lines_and_files(folder: Path, lines: bytes) -> None:
     assert code == int(lines == b"\n")
 
 
-SEEDED = [{**line, "seq_seed": i} for i, line in enumerate(GOOD * 5)]
-
-
 def whole_run(folder: Path) -> bytes:
-    lines = jsonl(*SEEDED[:7]) + BAD[1][0] + b"\n" + jsonl(*SEEDED[7:])
+    refused = b'{"prompt_token_ids": [-1]}\n'
+    lines = jsonl(*GOOD, *GOOD[:3]) + BAD[1][0] + b"\n" + refused + jsonl(GOOD[3], *GOOD * 3)
     assert generate(folder, lines, output="whole.jsonl") == 1
     return lines
 
@@ -168,7 +166,7 @@ def test_an_interrupted_run_exits_130_and_is_resumed(folder: Path, monkeypatch: 
 
     monkeypatch.setattr(StubWorker, "execute", interrupted)
     assert generate(folder, lines) == 130
-    assert 0 < len(records(folder)) < 21
+    assert 0 < len(records(folder)) < 22
     assert generate(folder, lines, "--resume") == 1
     assert (folder / "out.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
 
@@ -223,6 +221,8 @@ def test_resuming_another_file_is_refused_and_changes_nothing(
         (["--max-line-bytes", "0"], "--max-line-bytes: got 0"),
         (["--output", "-", "--resume"], "need an --output file"),
         (["--output", "/no/such/folder/out"], "/no/such/folder/out: cannot be written"),
+        (["--output", "/dev"], "/dev is a folder"),
+        (["--output", "/dev/null", "--resume"], "cannot be resumed"),
         (["--input", "/no/such/file"], "/no/such/file cannot be read"),
         (["--model", "/no/such/model"], "neither 'tiny', nor a folder that exists, nor a hub id"),
     ],
