@@ -77,8 +77,8 @@ class Caches:
         """Zeroed caches."""
 
         def packed(*shape: int, codes: int, scales: int) -> Packed:
-            kind = {"dtype": torch.uint8, "device": device}
-            return Packed(torch.zeros(*shape, codes, **kind), torch.zeros(*shape, scales, **kind))
+            made = [torch.zeros((*shape, last), dtype=torch.uint8, device=device) for last in (codes, scales)]
+            return Packed(*made)
 
         width, key = config.head_dim, config.index_head_dim
         entries = geometry.num_slots * geometry.ring

@@ -49,7 +49,7 @@ class IndexQueryWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """One attention. wqkv_a: query latent rows, then window KV rows [q_lora + d, D]: both read the same quantised input.
+    """One attention. wqkv_a: query latent rows, then window KV rows [q_lora + d, D]: both read one quantised input.
     wo_a: stack of o_groups matrices [o_lora, H*d / o_groups].
     """
 

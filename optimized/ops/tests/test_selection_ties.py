@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -32,6 +33,11 @@ def best_blocks(row: list[float], visible: int, size: int, count: int) -> set[in
     return {block for block in ranked if blocks[block] > -math.inf}
 
 
+def best_entries(row: list[float], entries: Iterable[int]) -> list[int]:
+    """Entries by descending score, then ascending index."""
+    return sorted(entries, key=lambda entry: (-row[entry], entry))
+
+
 @pytest.mark.parametrize("columns", [1, 7, 40, 131])
 @pytest.mark.parametrize("k", [1, 8, 64])
 def test_topk_takes_the_lower_index_among_equals(rng: np.random.Generator, columns: int, k: int) -> None:
@@ -39,8 +45,7 @@ def test_topk_takes_the_lower_index_among_equals(rng: np.random.Generator, colum
     for row, seen, found in zip(
         scores.tolist(), visible.tolist(), select_topk(scores, visible, k).tolist(), strict=True
     ):
-        ranked = sorted(range(seen), key=lambda entry, row=row: (-row[entry], entry))
-        chosen = sorted(ranked[:k])
+        chosen = sorted(best_entries(row, range(seen))[:k])
         assert found == chosen + [-1] * (k - len(chosen))
 
 
@@ -63,7 +68,7 @@ def test_topk_stays_inside_candidates(rng: np.random.Generator) -> None:
         strict=True,
     ):
         inside = [entry for entry in range(seen) if allowed[entry // 4]]
-        chosen = sorted(sorted(inside, key=lambda entry, row=row: (-row[entry], entry))[:9])
+        chosen = sorted(best_entries(row, inside)[:9])
         assert found == chosen + [-1] * (9 - len(chosen))
 
 
