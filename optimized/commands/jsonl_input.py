@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from optimized.config import nearest
 from reference.spec.errors import RequestError, UnsupportedError
-from reference.spec.sampling import SamplingParams
+from reference.spec.sampling import SamplingParams, refuse_unsupported
 
 #: What may be wrong with a line; "request" is for what only the engine can tell (an id outside the vocabulary, …).
 ERROR_KINDS = ("too_long", "not_utf8", "not_json", "not_object", "unknown_key", "bad_value", "not_supported", "request")
@@ -132,11 +132,13 @@ def _prompt(record: dict[str, Any]) -> Any:
 
 def _params(values: dict[str, Any]) -> SamplingParams:
     try:
-        return SamplingParams(**{name: values[name] for name in _PARAMETERS if name in values})
+        params = SamplingParams(**{name: values[name] for name in _PARAMETERS if name in values})
+        refuse_unsupported(params)
     except UnsupportedError as error:
         raise _BadLineError("not_supported", str(error)) from error
     except RequestError as error:
         raise _BadLineError("bad_value", str(error)) from error
+    return params
 
 
 def _short(value: Any) -> str:

@@ -17,9 +17,9 @@ import numpy as np
 from optimized.config import nearest
 from optimized.engine.seeds import SeedSource
 from optimized.tokenizer import Tokenizer
-from reference.spec.errors import RequestError
+from reference.spec.errors import RequestError, UnsupportedError
 from reference.spec.outputs import RequestOutput
-from reference.spec.sampling import SamplingParams
+from reference.spec.sampling import SamplingParams, refuse_unsupported
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
 ACCEPTED_PROMPTS = "a string, a list of token ids, or {'prompt_token_ids': [...]}"
@@ -85,7 +85,7 @@ class Door:
             token_ids = _checked_ids(ids, self._limits.vocab_size) if text is None else self._encode(text)
             max_tokens = self._max_tokens(len(token_ids), params)
             self._check_params(params)
-        except RequestError as error:
+        except (RequestError, UnsupportedError) as error:
             given = ids if isinstance(ids, list | tuple) else []
             return Refusal(request_id, text, list(given), f"request {request_id}: {error}")
         seed = self._seeds.draw() if params.seq_seed is None else params.seq_seed
@@ -118,6 +118,7 @@ class Door:
         return max_tokens
 
     def _check_params(self, params: SamplingParams) -> None:
+        refuse_unsupported(params)
         if params.stop and self._tokenizer is None:
             raise RequestError(
                 f"stop: got {_short(params.stop)}, but the checkpoint has no tokenizer.json; accepted: ()"
@@ -153,16 +154,19 @@ def params_list(params: Any, count: int) -> list[SamplingParams]:
 
     Raises:
         RequestError: another type, or another length.
+        UnsupportedError: an option that the engine does not serve yet.
     """
     if params is None:
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
+        refuse_unsupported(params)
         return [params] * count
     if not isinstance(params, list | tuple):
         raise RequestError(f"sampling_params: got {_short(params)}; accepted: SamplingParams, or a list of {count}")
     for index, item in enumerate(params):
         if not isinstance(item, SamplingParams):
             raise RequestError(f"sampling_params[{index}]: got {_short(item)}; accepted: SamplingParams")
+        refuse_unsupported(item)
     if len(params) != count:
         raise RequestError(f"sampling_params: got a list of {len(params)}; accepted: a list of {count}, one a prompt")
     return list(params)

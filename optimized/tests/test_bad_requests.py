@@ -166,9 +166,15 @@ def test_bad_sampling_parameters_are_refused_where_they_are_made(name: str, valu
         SamplingParams(**{name: value})
 
 
-def test_what_is_not_supported_yet_says_so_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"presence_penalty.*not supported yet"):
-        SamplingParams(presence_penalty=0.5)
+@pytest.mark.parametrize("name, value", [("presence_penalty", 0.5), ("prompt_logprobs", 0), ("logit_bias", {1: 2.0})])
+def test_what_is_not_supported_yet_says_so_by_name(stub: tuple[LLM, StubWorker], name: str, value: Any) -> None:
+    refused = SamplingParams(**{name: value})
+    for settings in (refused, [SamplingParams(), refused]):
+        with pytest.raises(UnsupportedError, match=rf"{name} = .*not supported yet"):
+            stub[0].generate(["a", "b"], settings, use_tqdm=False)
+    streamed = list(stub[0].stream([("a", refused), ("a", SamplingParams(max_tokens=1))]))
+    assert [output.outputs[0].finish_reason for output in streamed] == ["error", "length"]
+    assert name in (streamed[0].outputs[0].error or "")
 
 
 def test_no_prompts_give_no_outputs(stub: tuple[LLM, StubWorker]) -> None:

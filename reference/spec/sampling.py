@@ -2,8 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from reference.spec.config_fields import nearest
 from reference.spec.errors import RequestError, UnsupportedError, shown
@@ -12,14 +12,29 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**64 - 1
 LARGEST = sys.float_info.max
 
-# Options that are known but not served yet, with the only value that changes nothing.
-NEUTRAL_VALUES: dict[str, Any] = {
-    "prompt_logprobs": None,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": None,
-    "so_args": None,
+#: Largest |presence_penalty| and |frequency_penalty|, and largest |bias| of a token: vLLM's ranges.
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+
+#: Options that the engine does not serve yet; its door refuses them by name. The reference serves all but `so_args`.
+UNSUPPORTED: tuple[str, ...] = (
+    "prompt_logprobs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "so_args",
+)
+
+#: What reported logprobs are the log-softmax of: the model's own logits, or what the token was drawn from.
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+
+#: What `so_args["schema"]` may be, by `so_args["schema_type"]`. None with json: any JSON value.
+SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
+    "json": (str, dict, type(None)),
+    "regex": (str,),
+    "ebnf": (str,),
+    "choice": (list, tuple),
 }
 
 
@@ -63,10 +78,18 @@ class SamplingParams(metaclass=_CheckedKeywords):
     stop_token_ids: ids that end it, besides the model's EOS, kept as a tuple.
     ignore_eos: go on past the EOS. seq_seed: seed of this request's noise; None takes the engine's.
     logprobs: how many of the most likely tokens to report besides the sampled one; None is off. They are raw.
+    prompt_logprobs: the same for every prompt token but the first. Such a request is never replayed from a later start.
+    repetition_penalty: above 0; a positive logit of a token of prompt or output is divided by it, another multiplied.
+    frequency_penalty, presence_penalty: in [-2, 2]; subtracted from a logit times the token's count in the output, or
+    once if the output holds it.
+    logit_bias: token id -> number in [-100, 100], added before anything else. Ids may be decimal strings, as in JSON.
+    so_args: {"schema_type": json | regex | ebnf | choice, "schema": ...}, the language the text must be in.
+
+    The order is bias, repetition, frequency and presence penalty, grammar and `min_tokens` masks, [the greedy exit],
+    temperature, top-k, top-p, min-p.
 
     Raises:
         RequestError: a wrong type (a bool is no int), a value out of range, an unknown name.
-        UnsupportedError: an option of `NEUTRAL_VALUES` at another than its neutral value.
     """
 
     n: int = 1
@@ -85,15 +108,10 @@ class SamplingParams(metaclass=_CheckedKeywords):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] | None = None
-    so_args: dict[str, Any] | None = None
+    logit_bias: dict[int, float] | None = dataclasses.field(default=None, hash=False)
+    so_args: dict[str, Any] | None = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        for name, neutral in NEUTRAL_VALUES.items():
-            value = getattr(self, name)
-            if type(value) is bool or value != neutral:
-                message = f"SamplingParams.{name} = {shown(value)}: not supported yet; only {neutral!r} is accepted"
-                raise UnsupportedError(message)
         for name, value in self._checked().items():
             object.__setattr__(self, name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -118,7 +136,54 @@ class SamplingParams(metaclass=_CheckedKeywords):
             "stop_token_ids": self._stop_ids(),
             "seq_seed": self._optional("seq_seed", 0, MAX_SEED),
             "logprobs": self._optional("logprobs", 0, MAX_TOKEN_ID),
+            "prompt_logprobs": self._optional("prompt_logprobs", 0, MAX_TOKEN_ID),
+            "presence_penalty": self._penalty("presence_penalty"),
+            "frequency_penalty": self._penalty("frequency_penalty"),
+            "repetition_penalty": self._repetition(),
+            "logit_bias": self._biases(),
+            "so_args": self._structure(),
         }
+
+    def _penalty(self, name: str) -> float:
+        return _number(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY, "must be a number in [-2, 2]")
+
+    def _repetition(self) -> float:
+        law = "must be finite and above 0"
+        penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, LARGEST, law)
+        if penalty == 0.0:
+            _refuse("repetition_penalty", self.repetition_penalty, law)
+        return penalty
+
+    def _biases(self) -> dict[int, float] | None:
+        law = "must map token ids to numbers in [-100, 100]"
+        if self.logit_bias is None:
+            return None
+        if not isinstance(self.logit_bias, dict):
+            _refuse("logit_bias", self.logit_bias, law)
+        biases: dict[int, float] = {}
+        for key, value in self.logit_bias.items():
+            decimal = isinstance(key, str) and len(key) <= 10 and key.isascii() and key.isdigit()
+            token = _integer("logit_bias", int(key) if decimal else key, 0, MAX_TOKEN_ID)
+            if token in biases:
+                _refuse("logit_bias", self.logit_bias, f"must name token {token} once")
+            biases[token] = _number("logit_bias", value, -MAX_BIAS, MAX_BIAS, law)
+        return biases or None
+
+    def _structure(self) -> dict[str, Any] | None:
+        given = self.so_args
+        if given is None:
+            return None
+        if not isinstance(given, dict) or set(given) != {"schema_type", "schema"}:
+            _refuse("so_args", given, "must be {'schema_type': ..., 'schema': ...}")
+        kind, schema = given["schema_type"], given["schema"]
+        if not isinstance(kind, str) or kind not in SCHEMA_TYPES:
+            _refuse("so_args", given, f"schema_type must be one of {', '.join(SCHEMA_TYPES)}")
+        if not isinstance(schema, SCHEMA_TYPES[kind]):
+            accepted = " or ".join(one.__name__ for one in SCHEMA_TYPES[kind])
+            _refuse("so_args", given, f"schema must be a {accepted} for schema_type {kind!r}")
+        if kind == "choice" and not (schema and all(isinstance(item, str) and item for item in schema)):
+            _refuse("so_args", given, "schema must be a non-empty list of non-empty strings")
+        return dict(given)
 
     def _optional(self, name: str, low: int, high: int) -> int | None:
         value = getattr(self, name)
@@ -136,3 +201,17 @@ class SamplingParams(metaclass=_CheckedKeywords):
         if not isinstance(ids, list | tuple):
             _refuse("stop_token_ids", self.stop_token_ids, "must be a list of token ids")
         return tuple(_integer("stop_token_ids", item, 0, MAX_TOKEN_ID) for item in ids)
+
+
+def refuse_unsupported(params: SamplingParams, names: Iterable[str] = UNSUPPORTED) -> None:
+    """Refuse the first of the named options that is at another than its default value.
+
+    Raises:
+        UnsupportedError: with the option's name, its value and the one value that is accepted.
+    """
+    defaults = SamplingParams()
+    for name in names:
+        value, neutral = getattr(params, name), getattr(defaults, name)
+        if value != neutral:
+            message = f"SamplingParams.{name} = {shown(value)}: not supported yet; only {neutral!r} is accepted"
+            raise UnsupportedError(message)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from reference.spec import CounterpointError, RequestError, SamplingParams, UnsupportedError
+from reference.spec.sampling import UNSUPPORTED, refuse_unsupported
 
 pytestmark = pytest.mark.ci
 
@@ -23,15 +24,22 @@ REFUSED: list[tuple[str, Any]] = [
     *[("ignore_eos", value) for value in (1, None, "yes")],
     *[("seq_seed", value) for value in (-1, 2**64, 1.0, True)],
     *[("logprobs", value) for value in (-1, True, 1.5)],
+    *[("prompt_logprobs", value) for value in (-1, False, 1.0)],
+    *[("presence_penalty", value) for value in (2.1, -2.1, float("nan"), None, True, "1")],
+    *[("frequency_penalty", value) for value in (2.1, -2.1, float("nan"), None, True, "1")],
+    *[("repetition_penalty", value) for value in (0, -1, float("nan"), float("inf"), None, True)],
+    *[("logit_bias", value) for value in ([1], {1: 101}, {1: float("nan")}, {1: "2"}, {1: True}, {"5": 1, 5: 2})],
+    *[("logit_bias", {key: 1.0}) for key in (-1, True, 1.0, "a", "-1", "1.0", "", "٣", 2**31, "9" * 30)],
+    *[("so_args", value) for value in ("json", {}, {"schema": "{}"}, {"schema_type": "json", "schema": "", "x": 1})],
+    *[("so_args", {"schema_type": kind, "schema": "a"}) for kind in ("xml", None, 1, [], "choice")],
+    *[("so_args", {"schema_type": kind, "schema": 1}) for kind in ("json", "regex", "ebnf", "choice")],
+    *[("so_args", {"schema_type": "choice", "schema": schema}) for schema in ([], [1], [""])],
 ]
-UNSUPPORTED: list[tuple[str, Any]] = [
-    ("prompt_logprobs", 1),
-    ("prompt_logprobs", False),
+SERVED_BY_THE_REFERENCE_ALONE: list[tuple[str, Any]] = [
+    ("prompt_logprobs", 0),
     ("presence_penalty", 0.1),
-    ("presence_penalty", float("nan")),
-    ("frequency_penalty", -1.0),
+    ("frequency_penalty", -2),
     ("repetition_penalty", 1.1),
-    ("repetition_penalty", True),
     ("logit_bias", {1: 2.0}),
     ("so_args", {"schema_type": "json", "schema": "{}"}),
 ]
@@ -48,15 +56,28 @@ def test_number_too_long_to_print_is_still_refused_by_name() -> None:
         SamplingParams(temperature=10**5000)
 
 
-@pytest.mark.parametrize("name, value", UNSUPPORTED)
-def test_known_but_unserved_option_says_so_by_name(name: str, value: Any) -> None:
+@pytest.mark.parametrize("name, value", SERVED_BY_THE_REFERENCE_ALONE)
+def test_an_option_that_a_door_does_not_serve_is_refused_by_name(name: str, value: Any) -> None:
+    params = SamplingParams(**{name: value})
     with pytest.raises(UnsupportedError, match=rf"{name} = .*not supported yet"):
-        SamplingParams(**{name: value})
+        refuse_unsupported(params)
+    refuse_unsupported(params, [other for other in UNSUPPORTED if other != name])
 
 
-def test_neutral_values_of_unserved_options_are_accepted() -> None:
-    neutral = SamplingParams(presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1, logit_bias=None)
+def test_unserved_options_are_known_and_their_neutral_values_accepted() -> None:
+    assert {name for name, _ in SERVED_BY_THE_REFERENCE_ALONE} == set(UNSUPPORTED)
+    neutral = SamplingParams(presence_penalty=0, frequency_penalty=-0.0, repetition_penalty=1, logit_bias={})
+    refuse_unsupported(neutral)
     assert neutral == SamplingParams()
+
+
+def test_logit_bias_takes_the_string_keys_of_json_and_keeps_a_copy() -> None:
+    given: dict[Any, float] = {"5": 1, 7: -100}
+    params = SamplingParams(logit_bias=given)
+    given[8] = 3.0
+    assert params.logit_bias == {5: 1.0, 7: -100.0}
+    assert hash(params) == hash(SamplingParams())
+    assert pickle.loads(pickle.dumps(params)) == params
 
 
 @pytest.mark.parametrize(
