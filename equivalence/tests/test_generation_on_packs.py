@@ -1,4 +1,4 @@
-"""Greedy generation with the reference writes the tokens that DeepSeek's own code wrote for the shipped golden packs."""
+"""Greedy generation with the reference writes the tokens that DeepSeek's own code wrote for the shipped packs."""
 
 from __future__ import annotations
 
