@@ -130,6 +130,26 @@ auto getter(Read read) {
     return [read](LockedScheduler& self) { return self.with([&](const Scheduler& s) { return std::int64_t{read(s)}; }); };
 }
 
+void bind_pages(py::module_& module) {
+    using Pages = Array<std::int32_t>;
+    py::class_<PageManager>(module, "PageManager")
+        .def(py::init<std::int64_t, std::int64_t>(), py::arg("num_pages"), py::arg("page_size"))
+        .def_property_readonly("num_usable", &PageManager::num_usable)
+        .def_property_readonly("num_free", &PageManager::num_free)
+        .def("can_allocate", &PageManager::can_allocate, py::arg("count"))
+        .def("allocate",
+             [](PageManager& self, std::int64_t count) {
+                 std::vector<std::int32_t> pages;
+                 self.allocate(count, pages);
+                 return own(std::move(pages));
+             }, py::arg("count"))
+        .def("retain", [](PageManager& self, const Pages& pages) { self.retain(view("pages", pages)); },
+             py::arg("pages").noconvert())
+        .def("release", [](PageManager& self, const Pages& pages) { self.release(view("pages", pages)); },
+             py::arg("pages").noconvert())
+        .def("references", &PageManager::references, py::arg("page"));
+}
+
 void bind_plan(py::module_& module) {
     py::class_<StepPlan, std::shared_ptr<StepPlan>>(module, "StepPlan")
         .def_property_readonly("kind", [](const StepPlan& plan) { return name_of(plan.kind); })
@@ -256,6 +276,7 @@ PYBIND11_MODULE(_core, module) {
         .value("LATER", Admission::LATER)
         .value("NEVER", Admission::NEVER)
         .finalize();
+    bind_pages(module);
     bind_plan(module);
     py::class_<LockedScheduler> scheduler(module, "Scheduler");
     scheduler.def(py::init(&make_scheduler), py::arg("num_pages"), py::arg("page_size"), py::arg("num_slots"),

@@ -1,13 +1,18 @@
 // See page_manager.hpp.
 #include "page_manager.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
 namespace counterpoint {
 
 PageManager::PageManager(std::int64_t num_pages, std::int64_t page_size)
-    : page_size_(page_size), references_(static_cast<std::size_t>(num_pages), 0) {
+    : page_size_(page_size), references_(static_cast<std::size_t>(std::max<std::int64_t>(num_pages, 0)), 0) {
+    if (num_pages < 2 || page_size < 1) {
+        throw std::invalid_argument("num_pages=" + std::to_string(num_pages) + ", page_size=" + std::to_string(page_size) +
+                                    ": must be at least 2 and 1");
+    }
     free_.reserve(references_.size());
     for (std::int64_t page = num_pages - 1; page >= 1; --page) {
         free_.push_back(static_cast<std::int32_t>(page));
@@ -22,7 +27,7 @@ Admission PageManager::can_allocate(std::int64_t count) const {
 }
 
 void PageManager::allocate(std::int64_t count, std::vector<std::int32_t>& pages) {
-    if (can_allocate(count) != Admission::OK) {
+    if (count < 0 || can_allocate(count) != Admission::OK) {
         throw std::logic_error("allocate(" + std::to_string(count) + "): " + std::to_string(num_free()) + " pages are free");
     }
     for (std::int64_t i = 0; i < count; ++i) {
@@ -32,9 +37,9 @@ void PageManager::allocate(std::int64_t count, std::vector<std::int32_t>& pages)
     }
 }
 
-void PageManager::retain(std::int32_t page) {
-    require_owned(page);
-    ++references_[static_cast<std::size_t>(page)];
+void PageManager::retain(std::span<const std::int32_t> pages) {
+    std::ranges::for_each(pages, [this](std::int32_t page) { require_owned(page); });
+    std::ranges::for_each(pages, [this](std::int32_t page) { ++references_[static_cast<std::size_t>(page)]; });
 }
 
 void PageManager::release(std::span<const std::int32_t> pages) {

@@ -14,6 +14,7 @@ enum class Admission { OK, LATER, NEVER };
 class PageManager {
 public:
     // num_pages includes page 0, which is reserved: it means "none" and takes the writes of padding rows.
+    // Throws std::invalid_argument for num_pages < 2 or page_size < 1.
     PageManager(std::int64_t num_pages, std::int64_t page_size);
 
     std::int64_t page_size() const { return page_size_; }
@@ -23,9 +24,10 @@ public:
     std::int64_t pages_for(std::int64_t tokens) const { return (tokens + page_size_ - 1) / page_size_; }
 
     Admission can_allocate(std::int64_t count) const;
-    // Appends `count` pages with one owner each to `pages`; the page freed last is handed out first.
+    // std::logic_error unless can_allocate says OK. Appends `count` pages with one owner each to `pages`; the page freed last is handed out first.
     void allocate(std::int64_t count, std::vector<std::int32_t>& pages);
-    void retain(std::int32_t page);
+    // One owner more for each page. std::logic_error if one has none; so does release.
+    void retain(std::span<const std::int32_t> pages);
     // One owner less for each page; a page without owners is free again.
     void release(std::span<const std::int32_t> pages);
 

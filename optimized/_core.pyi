@@ -22,6 +22,26 @@ class Admission(Enum):
     LATER = ...
     NEVER = ...
 
+class PageManager:
+    """Pages of a pool with their owners counted. The Scheduler has its own; this one is for tools and tests."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        """num_pages: page 0 (reserved) included, at least 2. ValueError otherwise."""
+    @property
+    def num_usable(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    def can_allocate(self, count: int) -> Admission:
+        """NEVER if count >= num_pages; OK if so many are free; else LATER."""
+    def allocate(self, count: int) -> NDArray[np.int32]:
+        """[count] pages with one owner each, the one freed last first. RuntimeError unless can_allocate says OK."""
+    def retain(self, pages: NDArray[np.int32]) -> None:
+        """[n] one owner more each. RuntimeError if one has none."""
+    def release(self, pages: NDArray[np.int32]) -> None:
+        """[n] one owner less each; a page without owners is free. RuntimeError if one has none."""
+    def references(self, page: int) -> int:
+        """Owners of a page. IndexError outside the pool."""
+
 class StepPlan:
     """One forward step: R requests, N flat token rows, request after request. R may be 0 (a companion step, see
     Scheduler.schedule). Prefill and decode rows are never mixed in one plan."""
@@ -185,7 +205,7 @@ class Scheduler:
     def abort(self, request_id: int) -> bool:
         """Ends a request in any state, at once; False if no live request has this id. If a step that contains it is in
         flight, its pages and slot return when the newest step in flight is committed, and its rows in flight are
-        zombies: commit takes whatever is given for them and appends nothing."""
+        zombies: commit takes the counts that a live row may have, 0 too, and appends nothing."""
     def set_verify_lengths(self, request_ids: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
         """[n], [n] most drafts that each request's next decode steps verify, 0 .. nextn, until set again; nextn at
         first and after a preemption. Ids that are not live are passed over: they may have ended in flight. ValueError:
