@@ -108,12 +108,12 @@ def blocks(
     pre = hyper_connections.initial_pre(h)  # [..., A, B, C]
     for m in range(config.num_nextn_predict_layers):
         weights = model.weights.at(f"mtp.{m}")
-        mix_attn = hyper_connections.mix(h, *(weights[f"hc_attn_{part}"] for part in ("fn", "scale", "base")), config)
+        mix_attn = hyper_connections.mix(h, *weights.mixing("attn"), config)
         u = hyper_connections.collapse(h, pre, numerics)  # [..., A, B, D]
         x = norm.rms_norm(u, weights["attn_norm"], config.rms_norm_eps, numerics)  # [..., A, B, D]
         y = attend(x, features, anchors, visible, weights.at("attn"), model)  # [..., A, B, D]
         h = hyper_connections.expand(y, h, mix_attn.post, mix_attn.comb, numerics)  # [..., A, B, C, D]
-        mix_ffn = hyper_connections.mix(h, *(weights[f"hc_ffn_{part}"] for part in ("fn", "scale", "base")), config)
+        mix_ffn = hyper_connections.mix(h, *weights.mixing("ffn"), config)
         u = hyper_connections.collapse(h, mix_attn.pre, numerics)  # [..., A, B, D]
         x = norm.rms_norm(u, weights["ffn_norm"], config.rms_norm_eps, numerics)  # [..., A, B, D]
         routing = moe.route(x, config.dspark_num_experts_per_tok, weights.at("ffn.gate"), config)

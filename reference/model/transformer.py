@@ -119,13 +119,13 @@ class ReferenceModel:
         """
         config, numerics = self.config, self.numerics
         weights = self.weights.at(f"layers.{layer}")
-        mix_attn = hyper_connections.mix(h, *_mix_weights(weights, "attn"), config)
+        mix_attn = hyper_connections.mix(h, *weights.mixing("attn"), config)
         u = hyper_connections.collapse(h, pre, numerics)  # [..., T, D]
         x = norm.rms_norm(u, weights["attn_norm"], config.rms_norm_eps, numerics)  # [..., T, D]
         y = self.attend(layer, x, positions, start, context, notes)  # [..., T, D]
         h = hyper_connections.expand(y, h, mix_attn.post, mix_attn.comb, numerics)  # [..., T, C, D]
         notes.attention(layer, mix_attn, x, y, h)
-        mix_ffn = hyper_connections.mix(h, *_mix_weights(weights, "ffn"), config)
+        mix_ffn = hyper_connections.mix(h, *weights.mixing("ffn"), config)
         u = hyper_connections.collapse(h, mix_attn.pre, numerics)  # [..., T, D]
         x = norm.rms_norm(u, weights["ffn_norm"], config.rms_norm_eps, numerics)  # [..., T, D]
         routing = moe.route(x, config.num_experts_per_tok, weights.at("ffn.gate"), config)
@@ -196,16 +196,13 @@ class SharedRows:
     candidates: Tensor
 
 
-def _mix_weights(weights: Weights, sublayer: str) -> tuple[Tensor, Tensor, Tensor]:
-    return weights[f"hc_{sublayer}_fn"], weights[f"hc_{sublayer}_scale"], weights[f"hc_{sublayer}_base"]
-
-
 def _hash_tensors(config: ModelConfig, device: torch.device) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
     """Per Engram layer: multipliers [N], primes [columns], offsets [columns], int64."""
     return {
-        layout.layer: tuple(
-            torch.tensor(values, device=device)
-            for values in (layout.multipliers, layout.flat_primes, layout.flat_offsets)
+        layout.layer: (
+            torch.tensor(layout.multipliers, device=device),
+            torch.tensor(layout.flat_primes, device=device),
+            torch.tensor(layout.flat_offsets, device=device),
         )
         for layout in EngramLayout.of(config).layers
     }

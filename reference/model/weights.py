@@ -21,3 +21,7 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         full = self._prefix + name
         return self._tensors[full] if full in self._tensors else self._tensors[f"{full}.weight"]
+
+    def mixing(self, sublayer: str) -> tuple[Tensor, Tensor, Tensor]:
+        """fn, scale and base of the hyper-connections around ``attn`` or ``ffn``."""
+        return self[f"hc_{sublayer}_fn"], self[f"hc_{sublayer}_scale"], self[f"hc_{sublayer}_base"]

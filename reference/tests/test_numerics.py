@@ -55,6 +55,7 @@ def test_straight_through_rounds_forward_and_passes_gradients_unchanged():
         x = torch.linspace(-3, 3, 64, requires_grad=True)
         y = boundary(x)
         y.sum().backward()
+        assert x.grad is not None
         assert not torch.equal(y, x) and torch.equal(x.grad, torch.ones(64))
         plain = getattr(Numerics(compute_dtype=torch.float32), boundary.__name__)(x.detach())
         assert torch.equal(y.detach(), plain)

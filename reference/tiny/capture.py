@@ -70,14 +70,14 @@ class CapturedStep:
         """The step's metrics, valid until the next call."""
         if self.graph is None:
             self.inputs = [torch.from_numpy(array).to(self.device) for array in inputs]
-            self._capture()
+            self.graph = self._captured()
         else:
             for static, array in zip(self.inputs, inputs, strict=True):
                 static.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
         self.graph.replay()
         return self.metrics
 
-    def _capture(self) -> None:
+    def _captured(self) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -85,6 +85,7 @@ class CapturedStep:
                 self.step(*self.inputs)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self.metrics = self.step(*self.inputs)
+        return graph

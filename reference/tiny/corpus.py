@@ -89,7 +89,8 @@ def unpack_packages(folder: Path, root: Path) -> None:
 
 def bible_chapters(verses: str) -> Iterator[Document]:
     """One document a chapter, from lines such as `Ge1:1 In the beginning …`."""
-    chapter, lines = "", []
+    chapter = ""
+    lines: list[str] = []
     for match in re.finditer(r"^(\w+?)(\d+):(\d+) (.*)$", verses, re.MULTILINE):
         title = f"{BOOK_NAMES[match[1]]} {match[2]}"
         if title != chapter and lines:

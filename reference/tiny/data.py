@@ -49,8 +49,9 @@ def encode_corpus(corpus: Path, tokenizer_json: Path) -> dict[str, TokenStream]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    vocabulary = tokenizer.get_vocab()
     bos, eos, user, assistant, end_think = (
-        tokenizer.token_to_id(token)
+        vocabulary[token]
         for token in (
             tiny_tokenizer.BOS,
             tiny_tokenizer.EOS,
@@ -79,10 +80,10 @@ def _stream(documents: list[list[int]]) -> TokenStream:
 
 def save_streams(path: Path, streams: dict[str, TokenStream]) -> None:
     """Write the streams to an npz file."""
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, stream in streams.items():
         arrays |= {f"{name}_ids": stream.ids, f"{name}_starts": stream.starts}
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
 def load_streams(path: Path) -> dict[str, TokenStream]:

@@ -67,11 +67,14 @@ class Optimizer:
     def step(self) -> None:
         """One update from the masters' gradients; every rate is multiplied by `factor`."""
         self.powers.mul_(self._betas)
-        squares = [m.grad.square().sum() for label, m in self.masters.items() if label in self.second]
+        gradients = {label: master.grad for label, master in self.masters.items() if master.grad is not None}
+        if len(gradients) != len(self.masters):
+            raise ValueError(f"no gradient for {sorted(set(self.masters) - set(gradients))}")
+        squares = [gradients[label].square().sum() for label in self.second]
         norm = torch.stack(squares).sum().sqrt() if squares else self.factor.new_zeros(())
         scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
         for label, master in self.masters.items():
-            rule, gradient, first = self.rules[label], master.grad, self.first[label]
+            rule, gradient, first = self.rules[label], gradients[label], self.first[label]
             if rule.method == "adam":
                 second = self.second[label]
                 gradient = gradient * scale
