@@ -50,30 +50,30 @@ class StopWatcher:
         self._settled = 0  # characters of settled text
         self._recent = ""  # its last `keep` characters
         self._seen = 0  # characters that were searched
+        self._floor = 0  # characters of the first min_tokens tokens
 
     def push(self, token: int) -> StopMatch | None:
         """Takes the next token; the match that it completes, if it does."""
         self._tokens.append(token)
+        if len(self._tokens) <= self._min_tokens:
+            if len(self._tokens) == self._min_tokens:
+                self._floor = self._seen = len(self._text())
+            return None
         window = self._decode(self._tokens[self._start :])
         tail = window[len(self._context) :]
         complete = not window.endswith(_REPLACEMENT)
         visible = tail if complete else tail.rstrip(_REPLACEMENT)
-        match = self._search(self._recent + visible, self._settled - len(self._recent))
+        offset = self._settled - len(self._recent)
+        candidate = _leftmost(self._recent + visible, self._stops, self._seen - offset)
         self._seen = max(self._seen, self._settled + len(visible))
-        if (complete and tail) or len(self._tokens) - self._read >= _PATIENCE:
+        if (complete and tail) or len(self._tokens) - max(self._read, self._min_tokens) >= _PATIENCE:
             self._settle(tail)
-        return match
+        # A byte that makes a run of bytes invalid takes back settled text, so the whole text has the last word.
+        return None if candidate is None else _leftmost(self._text(), self._stops, self._floor)
 
-    def _search(self, text: str, offset: int) -> StopMatch | None:
-        """The leftmost match that ends in text not searched before. offset: position of text[0] in the whole text."""
-        if len(self._tokens) <= self._min_tokens:
-            return None
-        found: StopMatch | None = None
-        for stop in self._stops:
-            position = text.find(stop, max(0, self._seen - offset - len(stop) + 1))
-            if position >= 0 and (found is None or offset + position < found.position):
-                found = StopMatch(offset + position, stop)
-        return found
+    def _text(self) -> str:
+        """The whole text so far; an unfinished character at its end is none."""
+        return self._decode(self._tokens).rstrip(_REPLACEMENT)
 
     def _settle(self, tail: str) -> None:
         """The text up to here will not change any more: move the window."""
@@ -81,3 +81,13 @@ class StopWatcher:
         self._recent = (self._recent + tail)[-self._keep :] if self._keep else ""
         self._start, self._read = self._read, len(self._tokens)
         self._context = self._decode(self._tokens[self._start :])
+
+
+def _leftmost(text: str, stops: Sequence[str], floor: int) -> StopMatch | None:
+    """The first match that ends after `floor` characters; of those at one place, the stop string given first."""
+    found: StopMatch | None = None
+    for stop in stops:
+        position = text.find(stop, max(0, floor - len(stop) + 1))
+        if position >= 0 and (found is None or position < found.position):
+            found = StopMatch(position, stop)
+    return found

@@ -77,6 +77,16 @@ def test_text_in_single_bytes_with_other_tokens_between(
     )
 
 
+@pytest.mark.parametrize(("text", "min_tokens"), [("aé", 2), ("😀😀", 5)])
+def test_a_character_that_a_byte_run_took_back_may_match_after_min_tokens(text: str, min_tokens: int) -> None:
+    tokens = [token for byte in text.encode() for token in byte_tokens("byte_fallback", byte)]
+    decode = TOKENIZERS["byte_fallback"].decode
+    assert set(decode(tokens[:min_tokens])) == {"\ufffd"}
+    expected = (len(tokens), StopMatch(0, text[0]))
+    assert watched_match(decode, tokens, [text[0]], min_tokens) == expected
+    assert first_match(decode, tokens, [text[0]], min_tokens) == expected
+
+
 def byte_tokens(kind: str, byte: int) -> list[int]:
     """The token of one byte."""
     if kind == "byte_fallback":
