@@ -149,15 +149,16 @@ def test_a_draft_reads_its_context_and_block_and_nothing_else(model):
         assert torch.equal(alone.confidence[0], together.confidence[i])
 
 
+def _constant(start: int) -> draft.Choose:
+    return lambda logits, slot: torch.tensor([start + slot])
+
+
 def test_a_confidence_never_reads_the_token_it_judges(model):
     trace: dict[str, torch.Tensor] = {}
     sequence = tokens(30)
     model.forward(sequence, trace=trace)
     anchor, p = sequence[21][None], torch.tensor([20])
-    runs = [
-        draft.propose(model, trace["dspark_taps"], anchor, p, choose=lambda logits, slot, k=k: torch.tensor([k + slot]))
-        for k in (10, 200)
-    ]
+    runs = [draft.propose(model, trace["dspark_taps"], anchor, p, choose=_constant(k)) for k in (10, 200)]
     assert torch.equal(runs[0].confidence[:, 0], runs[1].confidence[:, 0])
     assert not torch.equal(runs[0].confidence[:, 1:], runs[1].confidence[:, 1:])
 
