@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from optimized.model.caches import Caches, SourceCache
+from optimized.model.rope import Rotation
 from optimized.model.selections import Selections
 from optimized.model.step import Step
 from optimized.model.weights import AttentionWeights, CompressorWeights
@@ -38,14 +39,8 @@ def attend(
     Returns:
         [N, D] bf16.
     """
-    heads, width, eps = config.num_attention_heads, config.head_dim, config.rms_norm_eps
-    ratio = config.compress_ratios[layer]
-    turn = step.compressed if ratio else step.plain
-    latent, kv = linear(x, weights.wqkv_a).split((config.q_lora_rank, width), dim=1)
-    latent = rms_norm(latent, weights.q_norm, eps)
-    q = rope(linear(latent, weights.wq_b).view(-1, heads, width), *turn)
-    kv = rms_norm(kv, weights.kv_norm, eps)
-    rows = Packed(*quantize_fp8(rope(kv[:, None], *turn)[:, 0]))
+    turn = step.compressed if config.compress_ratios[layer] else step.plain
+    latent, q, rows = project_inputs(x, weights, config, turn)
     source = config.kv_source(layer)
     cache = None if source is None else caches.sources[source]
     if weights.compressor is not None and cache is not None:
@@ -59,9 +54,31 @@ def attend(
     window = step.decoder_window_index if layer >= config.decoder_start else step.window_index
     entries = None if cache is None else cache.kv
     ring = caches.rings[layer]
-    out = sparse_attention(q, rows, ring, window, entries, entry_index, weights.sink, width**-0.5)
+    out = sparse_attention(q, rows, ring, window, entries, entry_index, weights.sink, config.head_dim**-0.5)
     store_packed(ring, step.ring_place, rows)
-    return _project(rope(out, *turn, inverse=True), weights, config)
+    return project_output(out, weights, config, turn)
+
+
+def project_inputs(
+    x: torch.Tensor, weights: AttentionWeights, config: ModelConfig, turn: Rotation
+) -> tuple[torch.Tensor, torch.Tensor, Packed]:
+    """Query latent [N, q_lora] bf16, rotated queries [N, H, d] bf16, and window KV as the ring keeps it.
+
+    Args:
+        x: [N, D] bf16.
+    """
+    heads, width, eps = config.num_attention_heads, config.head_dim, config.rms_norm_eps
+    latent, kv = linear(x, weights.wqkv_a).split((config.q_lora_rank, width), dim=1)
+    latent = rms_norm(latent, weights.q_norm, eps)
+    q = rope(linear(latent, weights.wq_b).view(-1, heads, width), *turn)
+    kv = rope(rms_norm(kv, weights.kv_norm, eps)[:, None], *turn)[:, 0]
+    return latent, q, Packed(*quantize_fp8(kv))
+
+
+def project_output(out: torch.Tensor, weights: AttentionWeights, config: ModelConfig, turn: Rotation) -> torch.Tensor:
+    """Rotation undone, then the grouped low-rank output projection: [N, H, d] bf16 to [N, D] bf16."""
+    groups = rope(out, *turn, inverse=True).view(out.shape[0], config.o_groups, -1)
+    return linear(block_diagonal_linear(groups, weights.wo_a), weights.wo_b)
 
 
 def store_packed(cache: Packed, index: torch.Tensor, values: Packed) -> None:
@@ -88,9 +105,3 @@ def _store_compressed(
     store_packed(flat_keys, indices.entry_place, Packed(*quantize_mxfp4(key)))
     kv = rope(latent[:, None], *indices.group_rotation)[:, 0]
     store_packed(cache.kv, indices.entry_place, Packed(*quantize_nvfp4(kv)))
-
-
-def _project(out: torch.Tensor, weights: AttentionWeights, config: ModelConfig) -> torch.Tensor:
-    """Grouped low-rank output projection: [N, H, d] to [N, D]."""
-    groups = out.flatten(1).view(out.shape[0], config.o_groups, -1)
-    return linear(block_diagonal_linear(groups, weights.wo_a), weights.wo_b)

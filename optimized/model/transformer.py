@@ -6,15 +6,18 @@ Source: V4.1 model specification §3, §8.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from optimized.model import attention, engram, moe
+from optimized.model import attention, draft, engram
 from optimized.model.caches import CacheGeometry, Caches
 from optimized.model.rope import rope_frequencies
 from optimized.model.selections import Selections
 from optimized.model.step import Step, StepInputs, derive_step
-from optimized.model.weights import HyperConnectionWeights, LayerWeights, ModelWeights
-from optimized.ops.hyper_connection import hyper_connection_collapse, hyper_connection_expand, hyper_connection_mix
+from optimized.model.sublayers import attention_sublayer, ffn_sublayer, first_pre
+from optimized.model.weights import ModelWeights
+from optimized.ops.hyper_connection import hyper_connection_collapse
 from optimized.ops.linear import fp32_linear
 from optimized.ops.rms_norm import rms_norm
 from reference.spec.config import ModelConfig
@@ -24,16 +27,24 @@ class Transformer:
     """The model with its weights. Caches are handed in, so that it holds no state between steps."""
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, token_map: torch.Tensor | None, geometry: CacheGeometry
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        token_map: torch.Tensor | None,
+        geometry: CacheGeometry,
+        drafts: bool = False,
     ) -> None:
         """
         Args:
             token_map: [tokens] int64 compressed id of each token id; needed with Engram layers.
+            drafts: keep the context that `propose` drafts from.
         """
         self.config = config
         self.weights = weights
         self._geometry = geometry
         self._token_map = token_map
+        self._pad = 0 if token_map is None else int(token_map[config.engram_pad_token_id])
+        self._drafts = drafts and weights.draft is not None
         self._frequencies = rope_frequencies(config, weights.embed.device)
 
     def forward(self, inputs: StepInputs, caches: Caches) -> torch.Tensor:
@@ -47,13 +58,25 @@ class Transformer:
         selections = Selections(config, step)
         ids = self._engram_ids(step, caches)
         h = weights.embed.index_select(0, inputs.tokens)[:, None].repeat(1, config.hc_mult, 1)
-        pre = torch.zeros(h.shape[:2], dtype=torch.float64, device=h.device)
-        pre[:, 0] = 1.0
+        pre, taps = first_pre(h), []
         for number, layer in enumerate(weights.layers):
             if layer.engram is not None and ids is not None:
                 h = engram.remember(h, ids, layer.engram, config.rms_norm_eps)
-            h, pre = self._attention_sublayer(h, pre, number, layer, step, caches, selections)
-            h, pre = self._ffn_sublayer(h, pre, layer)
+            if self._drafts and number in config.dspark_target_layer_ids:
+                taps.append(draft.tap(h))
+            attend = partial(
+                attention.attend,
+                layer=number,
+                weights=layer.attention,
+                config=config,
+                step=step,
+                caches=caches,
+                selections=selections,
+            )
+            h, pre = attention_sublayer(h, pre, layer, config, attend)
+            h, pre = ffn_sublayer(h, pre, layer, config, config.num_experts_per_tok)
+        if self._drafts and weights.draft is not None:
+            draft.keep_context(taps, weights.draft, config, step, caches)
         rows = inputs.sample_rows
         x = hyper_connection_collapse(h.index_select(0, rows), pre.index_select(0, rows))
         return fp32_linear(rms_norm(x, weights.norm, config.rms_norm_eps), weights.head)
@@ -61,41 +84,17 @@ class Transformer:
     def _engram_ids(self, step: Step, caches: Caches) -> torch.Tensor | None:
         if self._token_map is None:
             return None
-        pad = int(self.config.engram_pad_token_id)
-        return engram.history(self._token_map[step.inputs.tokens], step, caches, int(self._token_map[pad]))
+        return engram.history(self._token_map[step.inputs.tokens], step, caches, self._pad)
 
-    def _attention_sublayer(
-        self,
-        h: torch.Tensor,
-        pre: torch.Tensor,
-        number: int,
-        layer: LayerWeights,
-        step: Step,
-        caches: Caches,
-        selections: Selections,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream after attention, and the pre-mix that the next sublayer collapses with."""
-        own_pre, post, comb = self._mix(h, layer.attention_mix)
-        x = rms_norm(hyper_connection_collapse(h, pre), layer.attention_norm, self.config.rms_norm_eps)
-        y = attention.attend(x, number, layer.attention, self.config, step, caches, selections)
-        return hyper_connection_expand(y, h, post, comb), own_pre
+    def propose(self, anchors: draft.Anchors, caches: Caches, choose: draft.Choose) -> draft.Draft:
+        """Draft tokens after each anchor; `forward` must have run with `drafts` over the anchors' positions.
 
-    def _ffn_sublayer(
-        self, h: torch.Tensor, pre: torch.Tensor, layer: LayerWeights
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        own_pre, post, comb = self._mix(h, layer.ffn_mix)
-        x = rms_norm(hyper_connection_collapse(h, pre), layer.ffn_norm, self.config.rms_norm_eps)
-        y = moe.mixture(x, layer.moe, self.config, self.config.num_experts_per_tok)
-        return hyper_connection_expand(y, h, post, comb), own_pre
-
-    def _mix(self, h: torch.Tensor, weights: HyperConnectionWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        config = self.config
-        return hyper_connection_mix(
-            h,
-            weights.fn,
-            weights.scale,
-            weights.base,
-            config.rms_norm_eps,
-            config.hc_eps,
-            config.hc_sinkhorn_iters,
+        Raises:
+            ValueError: the checkpoint has no draft, or the model was made without it.
+        """
+        if self.weights.draft is None or not self._drafts:
+            raise ValueError("this model was made without its draft")
+        frequencies = self._frequencies.plain
+        return draft.propose(
+            anchors, self.weights, self.weights.draft, self.config, self._geometry, caches, frequencies, choose
         )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from optimized.model.caches import CacheGeometry, Caches
+from optimized.model.draft import Anchors, Draft
 from optimized.model.step import StepInputs
 from optimized.model.transformer import Transformer
 from optimized.model.weights import load_weights
@@ -149,7 +150,7 @@ class ModelInCaches:
         )
         self.caches = Caches.allocate(config, self.geometry, device)
         token_map = torch.arange(config.vocab_size) * 7 % 60 if config.engram_layer_ids else None
-        self._model = Transformer(config, load_weights(folder, config, device), token_map, self.geometry)
+        self._model = Transformer(config, load_weights(folder, config, device), token_map, self.geometry, drafts=True)
 
     def run(self, chunks: list[Chunk]) -> list[torch.Tensor]:
         """Logits of every row, [rows, V] for each chunk, all in one step."""
@@ -186,6 +187,12 @@ class ModelInCaches:
             end = min(start + size, len(tokens))
             parts += self.run([Chunk(tokens, start, end, slot, pages, replay_start)])
         return torch.cat(parts)
+
+    def propose(self, anchors: list[tuple[int, int, int]]) -> Draft:
+        """Greedy drafts from (token, position, slot) anchors."""
+        tokens, positions, slots = (torch.tensor(column) for column in zip(*anchors, strict=True))
+        where = Anchors(tokens, positions, slots, torch.zeros_like(tokens))
+        return self._model.propose(where, self.caches, lambda logits, _: logits.argmax(dim=-1))
 
     def poison(self, slots: list[int], pages: list[int]) -> None:
         """Fill slots and pages with bytes that decode to NaN where the format has one."""
