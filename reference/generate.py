@@ -1,28 +1,27 @@
 """Generation for one prompt, as plain as can be: a full forward pass over the whole sequence for every new token.
 
-Knows when a completion ends and what its text is; knows nothing about batches, caches or how the logits come about.
-
-A completion ends, in this order of precedence, with a stop string, with the EOS (unless `ignore_eos`) or a stop token
-id, or because `max_tokens` or the context is used up. The ids keep the token that ended it; the text leaves out a stop
-token and everything from a stop string on.
+Knows prompts and the order of things; knows nothing about batches, caches or how the logits come about. When a
+completion ends and what its text is: `reference.completion`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from reference import sampler
+from reference import adjustments, logprobs, sampler
+from reference.adjustments import Context, Grammar
+from reference.completion import Completion, Detokenizer
 from reference.spec.config import ModelConfig
 from reference.spec.errors import RequestError
-from reference.spec.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
-from reference.spec.sampling import SamplingParams
+from reference.spec.outputs import CompletionOutput, Logprob, RequestOutput
+from reference.spec.sampling import LogprobsMode, SamplingParams, refuse_unsupported
 
-#: What a decoder prints for bytes that do not (yet) make a character.
-INCOMPLETE = "\ufffd"
+__all__ = ["Call", "Detokenizer", "LanguageModel", "generate", "token_by_token"]
 
 
 class LanguageModel(Protocol):
@@ -34,11 +33,56 @@ class LanguageModel(Protocol):
         """Logits [T, V] of the token ids [T] int64."""
 
 
-class Detokenizer(Protocol):
-    """What generation asks of a tokenizer (`tokenizers.Tokenizer` has it)."""
+@dataclass(frozen=True)
+class Call:
+    """One request with everything that its completions share.
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids."""
+    seed: unsigned 64-bit. limit: the most tokens of prompt and output together. vocab_size: ids from here on are
+    padding. For the others see :func:`generate`.
+    """
+
+    model: LanguageModel
+    tokenizer: Detokenizer | None
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    limit: int
+    replay_start: int
+    logprobs_mode: LogprobsMode
+    grammar: Grammar | None
+    vocab_size: int
+
+    def completion(self, index: int) -> Completion:
+        """An empty completion."""
+        room = self.limit - len(self.prompt)
+        budget = room if self.params.max_tokens is None else min(room, self.params.max_tokens)
+        return Completion(self.tokenizer, self.params, self.model.config.eos_token_id, index, budget)
+
+    def context(self, completion: Completion) -> Context:
+        """What stands before the completion's next token."""
+        return Context(self.prompt, list(completion.output.token_ids), completion.ends, self.grammar)
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Logits [T, V] after each of the tokens, −inf where the vocabulary is padding."""
+        rows = self.model.forward(torch.tensor(tokens), replay_start=self.replay_start)  # [T, V]
+        return adjustments.mask_padding(rows, self.vocab_size)  # [T, V]
+
+    def reported(self, logits: Tensor, processed: Tensor) -> Tensor:
+        """The row [V] whose log-softmax is reported, of a token's two."""
+        return logits if self.logprobs_mode == "raw_logprobs" else processed
+
+
+def token_by_token(call: Call, index: int) -> CompletionOutput:
+    """The completion number `index`, one forward pass for each token."""
+    completion = call.completion(index)
+    while not completion.ended:
+        context = call.context(completion)
+        logits = call.logits([*context.prompt, *context.output])[-1]  # [V]
+        drawn = sampler.draw(
+            logits, call.params, seed=call.seed, position=context.position, sample_index=index, context=context
+        )
+        completion.append(drawn.token, call.reported(logits, drawn.row))
+    return completion.output
 
 
 def generate(
@@ -51,6 +95,10 @@ def generate(
     request_id: str = "0",
     max_model_len: int | None = None,
     replay_start: int = 0,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
+    grammar: Grammar | None = None,
+    vocab_size: int | None = None,
+    complete: Callable[[Call, int], CompletionOutput] = token_by_token,
 ) -> RequestOutput:
     """All n completions of one prompt.
 
@@ -59,23 +107,35 @@ def generate(
         prompt_ids: at least one id of the vocabulary.
         request_seed: unsigned 64-bit, used where `params.seq_seed` is None.
         max_model_len: the most tokens of prompt and output together; the model's own limit by default.
-        replay_start: see the model; fixed for the whole request.
+        replay_start: see the model; fixed for the whole request. 0 for a request that asks for `prompt_logprobs`, which
+            reads rows that a later start leaves meaningless.
+        logprobs_mode: what the logprobs of the output are told from; those of the prompt are always raw.
+        grammar: the language that every completion must stay in.
+        vocab_size: ids from here on have no token and are never drawn; the model's own size by default.
+        complete: makes one completion: `token_by_token`, or a :class:`reference.speculation.Speculation`.
 
     Raises:
         RequestError: an empty or too long prompt, an id outside the vocabulary, stop strings without a tokenizer, or
             logits from which nothing can be drawn.
+        UnsupportedError: `so_args`.
     """
+    refuse_unsupported(params, ["so_args"])
     prompt = list(prompt_ids)
     limit = max_model_len or model.config.max_position_embeddings
-    _check_prompt(request_id, prompt, model.config.vocab_size, limit)
-    if params.stop and tokenizer is None:
-        raise RequestError(f"request {request_id}: stop = {list(params.stop)!r} needs a tokenizer")
+    vocabulary = model.config.vocab_size if vocab_size is None else vocab_size
+    _check_prompt(request_id, prompt, vocabulary, limit)
+    _check_params(request_id, tokenizer, params, vocabulary)
     seed = request_seed if params.seq_seed is None else params.seq_seed
-    outputs = [
-        _complete(model, tokenizer, prompt, params, seed, index, limit - len(prompt), replay_start)
-        for index in range(params.n)
-    ]
-    return RequestOutput(request_id, None, prompt, outputs, finished=True)
+    start = replay_start if params.prompt_logprobs is None else 0
+    call = Call(model, tokenizer, prompt, params, seed, limit, start, logprobs_mode, grammar, vocabulary)
+    outputs = [complete(call, index) for index in range(params.n)]
+    return RequestOutput(request_id, None, prompt, outputs, finished=True, prompt_logprobs=_of_prompt(call))
+
+
+def _of_prompt(call: Call) -> list[dict[int, Logprob] | None] | None:
+    """`prompt_logprobs` of the request's output; None where it does not ask for them."""
+    count = call.params.prompt_logprobs
+    return None if count is None else logprobs.of_prompt(call.logits(call.prompt), call.prompt, count)
 
 
 def _check_prompt(request_id: str, prompt: list[int], vocab_size: int, limit: int) -> None:
@@ -90,101 +150,9 @@ def _check_prompt(request_id: str, prompt: list[int], vocab_size: int, limit: in
         raise RequestError(f"request {request_id}: {message}")
 
 
-def _complete(
-    model: LanguageModel,
-    tokenizer: Detokenizer | None,
-    prompt: list[int],
-    params: SamplingParams,
-    seed: int,
-    index: int,
-    room: int,
-    replay_start: int,
-) -> CompletionOutput:
-    """The completion number `index`, of at most `room` tokens."""
-    budget = room if params.max_tokens is None else min(room, params.max_tokens)
-    ends = stop_ids(params, model.config.eos_token_id)
-    completion = CompletionOutput(index=index, text="", token_ids=[])
-    if params.logprobs is not None:
-        completion.logprobs = []
-        completion.cumulative_logprob = 0.0
-    while completion.finish_reason is None:
-        sequence = torch.tensor(prompt + completion.token_ids)  # [T]
-        logits = model.forward(sequence, replay_start=replay_start)[-1]  # [V]
-        drawn = sampler.draw(
-            logits,
-            params,
-            seed=seed,
-            position=len(sequence),
-            sample_index=index,
-            banned=ends if len(completion.token_ids) < params.min_tokens else (),
-        )
-        _append(completion, drawn, logits, params)
-        _finish(completion, tokenizer, params, ends, model.config.eos_token_id, budget)
-    return completion
-
-
-def stop_ids(params: SamplingParams, eos: int) -> frozenset[int]:
-    """The ids that end a completion, and that are not drawn before `min_tokens`."""
-    return frozenset(params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, eos))
-
-
-def _append(completion: CompletionOutput, drawn: sampler.Draw, logits: Tensor, params: SamplingParams) -> None:
-    completion.token_ids.append(drawn.token)
-    if completion.logprobs is None or completion.cumulative_logprob is None or params.logprobs is None:
-        return
-    reported = [drawn.token, *sampler.top_tokens(logits, params.logprobs)]
-    logprobs = sampler.raw_logprobs(logits)  # [V]
-    completion.logprobs.append({t: Logprob(float(logprobs[t]), sampler.rank(logits, t)) for t in reported})
-    completion.cumulative_logprob += drawn.logprob
-
-
-def _finish(
-    completion: CompletionOutput,
-    tokenizer: Detokenizer | None,
-    params: SamplingParams,
-    ends: frozenset[int],
-    eos: int,
-    budget: int,
-) -> None:
-    """Set the text, and the reasons if the newest token ends the completion."""
-    ids = completion.token_ids
-    stopped_by_id = ids[-1] in ends
-    visible = ids[:-1] if stopped_by_id else ids
-    completion.text = _text(tokenizer, visible)
-    match = None
-    if len(ids) > params.min_tokens:
-        settled = _text(tokenizer, ids[: params.min_tokens]).rstrip(INCOMPLETE)
-        match = first_stop(completion.text, params.stop, len(settled))
-    if match is not None:
-        completion.text = completion.text[: match[0]]
-        _end(completion, "stop", match[1])
-    elif stopped_by_id:
-        _end(completion, "stop", None if ids[-1] == eos and not params.ignore_eos else ids[-1])
-    elif len(ids) >= budget:
-        _end(completion, "length", None)
-
-
-def _end(completion: CompletionOutput, reason: FinishReason, stop_reason: int | str | None) -> None:
-    completion.finish_reason = reason
-    completion.stop_reason = stop_reason
-
-
-def _text(tokenizer: Detokenizer | None, ids: list[int]) -> str:
-    return "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
-
-
-def first_stop(text: str, stops: Sequence[str], settled: int) -> tuple[int, str] | None:
-    """Where the text is cut, and by which stop string: the match that begins first, the earlier in the list on ties.
-
-    Args:
-        settled: length of the text in which no match may end (that of the first `min_tokens` tokens).
-    """
-    matches = []
-    for place, stop in enumerate(stops):
-        start = text.find(stop, max(0, settled - len(stop) + 1))
-        if start >= 0:
-            matches.append((start, place, stop))
-    if not matches:
-        return None
-    start, _, stop = min(matches)
-    return start, stop
+def _check_params(request_id: str, tokenizer: Detokenizer | None, params: SamplingParams, vocab_size: int) -> None:
+    if params.stop and tokenizer is None:
+        raise RequestError(f"request {request_id}: stop = {list(params.stop)!r} needs a tokenizer")
+    for token in params.logit_bias or ():
+        if token >= vocab_size:
+            raise RequestError(f"request {request_id}: logit_bias names token {token}; ids are 0..{vocab_size - 1}")

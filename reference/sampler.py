@@ -1,10 +1,12 @@
 """How the next token is chosen from one row of logits: counter-based noise, filters, the Gumbel-max draw, logprobs.
 
 Knows nothing about the model, about requests or about text. A draw is a pure function of the logits, the parameters,
-the seed, the token's absolute position, the role and the sample index: no state, so no batch and no restart shifts it.
+the context, the seed, the token's absolute position, the role and the sample index: no state, so no batch and no
+restart shifts it.
 
-The order is pinned: [greedy exit at temperature 0] → temperature → top-k → top-p (on what top-k kept, renormalised) →
-min-p → draw. Logprobs are raw: the log-softmax of the model's own logits, before all of these.
+The order is pinned: bias → penalties (repetition, frequency, presence) → masks (grammar, `min_tokens`) → [greedy exit
+at temperature 0] → temperature → top-k → top-p (on what top-k kept, renormalised) → min-p → draw. Logprobs are raw
+unless asked otherwise: the log-softmax of the model's own logits, before all of these.
 Source: serving specification §5; Philox4x32-10 is from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
 (SC 2011).
 """
@@ -12,7 +14,6 @@ Source: serving specification §5; Philox4x32-10 is from Salmon et al., "Paralle
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -20,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference import adjustments
+from reference.adjustments import Context
 from reference.spec.errors import RequestError
 from reference.spec.sampling import SamplingParams
 
@@ -44,11 +47,15 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Draw:
-    """One chosen token. logprob: raw, rounded to float32. rank: 1 + number of strictly greater logits."""
+    """One chosen token.
+
+    logprob: raw, rounded to float32. rank: 1 + number of strictly greater logits. row: [V], what it was drawn from.
+    """
 
     token: int
     logprob: float
     rank: int
+    row: Tensor
 
 
 def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
@@ -125,10 +132,33 @@ def check_logits(logits: Tensor) -> None:
         raise RequestError("every token is masked: all logits are -inf")
 
 
-def ban(logits: Tensor, token_ids: Iterable[int]) -> Tensor:
-    """The row [V] with the given ids at −inf; ids outside the vocabulary have no effect."""
-    banned = [token for token in token_ids if 0 <= token < logits.numel()]
-    return logits.index_fill(-1, torch.tensor(banned, dtype=torch.long), -torch.inf)  # [V]
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether a request takes the argmax instead of drawing."""
+    return params.temperature < GREEDY_TEMPERATURE
+
+
+def adjusted(logits: Tensor, params: SamplingParams, context: Context) -> Tensor:
+    """The row after bias, penalties and masks, in this order: [V] -> [V] float64.
+
+    Raises:
+        RequestError: nothing can be drawn from the row, before or after.
+    """
+    check_logits(logits)
+    row = logits.double()  # [V]
+    if params.logit_bias is not None:
+        row = adjustments.add_bias(row, params.logit_bias)  # [V]
+    if params.repetition_penalty != 1.0:
+        row = adjustments.penalize_repetition(row, [*context.prompt, *context.output], params.repetition_penalty)  # [V]
+    if params.frequency_penalty:
+        row = adjustments.penalize_frequency(row, context.output, params.frequency_penalty)  # [V]
+    if params.presence_penalty:
+        row = adjustments.penalize_presence(row, context.output, params.presence_penalty)  # [V]
+    if context.grammar is not None:
+        row = adjustments.keep_allowed(row, context.grammar(context.output))  # [V]
+    if len(context.output) < params.min_tokens:
+        row = adjustments.ban(row, context.ends)  # [V]
+    check_logits(row)
+    return row
 
 
 def scale(logits: Tensor, temperature: float) -> Tensor:
@@ -166,12 +196,23 @@ def keep_min_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(logits < logits.max() + math.log(p), -torch.inf)  # [V]
 
 
-def filtered(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The row that is drawn from: scaled, and −inf where a filter dropped a token. [V] float64"""
-    scaled = scale(logits.double(), params.temperature)  # [V]
+def filtered(row: Tensor, params: SamplingParams) -> Tensor:
+    """An adjusted row, scaled, and −inf where a filter dropped a token: [V] -> [V] float64."""
+    scaled = scale(row.double(), params.temperature)  # [V]
     of_k = keep_top_k(scaled, params.top_k)  # [V]
     of_p = keep_top_p(of_k, params.top_p)  # [V]
     return keep_min_p(of_p, params.min_p)  # [V]
+
+
+def processed(logits: Tensor, params: SamplingParams, context: Context) -> Tensor:
+    """What a token is drawn from, after everything; for a greedy request after the masks: [V] -> [V] float64."""
+    row = adjusted(logits, params, context)  # [V]
+    return row if is_greedy(params) else filtered(row, params)  # [V]
+
+
+def lowest_argmax(row: Tensor) -> int:
+    """The greatest entry of a row [V], the lowest id on ties."""
+    return int((row == row.max()).nonzero()[0])
 
 
 def gumbel_argmax(logits: Tensor, words: np.ndarray) -> int:
@@ -182,7 +223,24 @@ def gumbel_argmax(logits: Tensor, words: np.ndarray) -> int:
         words: [V] uint32.
     """
     noise = torch.from_numpy(np.log(exponentials(words)))  # [V]
-    return int(torch.argmax(logits - noise))
+    return lowest_argmax(logits - noise)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The random numbers of one sample of one request. seed: unsigned 64-bit."""
+
+    seed: int
+    sample_index: int = 0
+
+    def draws(self, row: Tensor, position: int, role: Role) -> int:
+        """A token of the softmax of a row [V]; the same row, position and role give the same token."""
+        return gumbel_argmax(row, random_words(row.numel(), self.seed, position, role, self.sample_index))
+
+    def accepts(self, position: int, target: float, draft: float) -> bool:
+        """Whether a draft passes the ratio test: u · draft < target, of its two probabilities."""
+        word = random_words(1, self.seed, position, Role.ACCEPT, self.sample_index)  # [1]
+        return float(uniforms(word)[0]) * draft < target
 
 
 def raw_logprobs(logits: Tensor) -> Tensor:
@@ -208,27 +266,21 @@ def draw(
     position: int,
     sample_index: int = 0,
     role: Role = Role.TARGET,
-    banned: Iterable[int] = (),
+    context: Context | None = None,
 ) -> Draw:
     """Choose one token.
 
     Args:
         logits: [V], the model's, float32 or float64.
-        params: the temperature and the filters of the request.
+        params: the request's.
         seed: unsigned 64-bit, the request's.
         position: index of the new token in prompt + output.
         sample_index: which of the request's n samples.
-        banned: ids that must not be chosen now (`min_tokens`); they still count in the raw logprobs.
+        context: what stands before the token: what penalties count and masks look at. None: nothing.
 
     Raises:
         RequestError: nothing can be drawn from this row.
     """
-    check_logits(logits)
-    allowed = ban(logits.double(), banned)  # [V]
-    check_logits(allowed)
-    if params.temperature < GREEDY_TEMPERATURE:
-        token = int(torch.argmax(allowed))
-    else:
-        words = random_words(logits.numel(), seed, position, role, sample_index)  # [V]
-        token = gumbel_argmax(filtered(allowed, params), words)
-    return Draw(token, float(raw_logprobs(logits)[token]), rank(logits, token))
+    row = processed(logits, params, context or Context())  # [V]
+    token = lowest_argmax(row) if is_greedy(params) else Noise(seed, sample_index).draws(row, position, role)
+    return Draw(token, float(raw_logprobs(logits)[token]), rank(logits, token), row)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from reference import sampler
-from reference.generate import first_stop, generate
+from reference.completion import first_stop
+from reference.generate import generate
 from reference.sampler import Role
 from reference.spec.errors import RequestError
 from reference.spec.outputs import CompletionOutput

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from reference import sampler
+from reference.adjustments import Context, Grammar
 from reference.sampler import Role
 from reference.spec.errors import RequestError
 from reference.spec.sampling import SamplingParams
@@ -52,6 +53,11 @@ def rows(rng: np.random.Generator, count: int) -> list[Row]:
         logits = torch.from_numpy(rng.normal(size=rng.integers(1, 41)) * 3)
         made.append(Row(logits.round() if i % 2 else logits))
     return made
+
+
+def only(*allowed: int) -> Grammar:
+    """A grammar that always allows these ids, of three or four."""
+    return lambda output: torch.tensor([token in allowed for token in range(4 if 3 in allowed else 3)])
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), PHILOX_ANSWERS)
@@ -149,7 +155,7 @@ def test_a_tiny_temperature_does_not_overflow() -> None:
 
 def test_logprobs_are_raw_and_rank_counts_strictly_greater() -> None:
     logits = torch.tensor([2.0, 5.0, 5.0, 1.0], dtype=torch.float64)
-    drawn = sampler.draw(logits, SamplingParams(temperature=0), seed=0, position=0, banned=[1, 2])
+    drawn = sampler.draw(logits, SamplingParams(temperature=0), seed=0, position=0, context=Context(grammar=only(0, 3)))
     assert drawn.token == 0
     assert drawn.rank == 3
     assert drawn.logprob == float(torch.log_softmax(logits, -1)[0].float())
@@ -166,9 +172,12 @@ def test_a_row_that_cannot_be_drawn_from_is_refused(bad: list[float], temperatur
         sampler.draw(torch.tensor(bad), SamplingParams(temperature=temperature), seed=0, position=0)
 
 
-def test_banning_every_token_is_refused() -> None:
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_dead_end_of_the_grammar_is_refused(temperature: float) -> None:
     with pytest.raises(RequestError, match="masked"):
-        sampler.draw(torch.zeros(3), SamplingParams(), seed=0, position=0, banned=range(3))
+        sampler.draw(
+            torch.zeros(3), SamplingParams(temperature=temperature), seed=0, position=0, context=Context(grammar=only())
+        )
 
 
 def test_draws_follow_the_filtered_softmax(seed: int) -> None:
