@@ -5,7 +5,9 @@ Knows sizes; allocates nothing.
 
 from __future__ import annotations
 
+import logging
 import os
+from pathlib import Path
 
 import torch
 
@@ -13,11 +15,19 @@ from optimized.model.caches import CacheGeometry, page_bytes, slot_bytes
 from reference.spec.config import ModelConfig
 from reference.spec.errors import ConfigError
 
+_log = logging.getLogger(__name__)
+
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that is free now: of the accelerator, or of the machine for the CPU."""
+    """Memory that can be had now: of the accelerator, or of the machine for the CPU (page cache included)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        _log.debug("no /proc/meminfo; counting free pages only")
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
