@@ -138,7 +138,9 @@ class Scheduler:
         Raises ValueError for a length outside 0 .. nextn; then nothing was changed.
         """
         if len(request_ids) != len(lengths) or not all(0 <= length <= self.limits.nextn for length in lengths):
-            raise ValueError(f"lengths {lengths} of requests {request_ids} must be as many, in 0 .. {self.limits.nextn}")
+            raise ValueError(
+                f"lengths {lengths} of requests {request_ids} must be as many, in 0 .. {self.limits.nextn}"
+            )
         for request_id, length in zip(request_ids, lengths, strict=True):
             request = self._find(request_id)
             if request is not None:
@@ -156,16 +158,10 @@ class Scheduler:
         if any(step.kind == "prefill" for step in self.in_flight):
             return None
         kind = self._agree_on_kind()
-        if kind == "drain" or kind == "idle":
-            plan = None
-        elif kind == "prefill":
-            plan = self._schedule_prefill()
-        elif kind == "decode":
-            plan = self._schedule_decode()
-        else:
-            plan = None
         self._watch(kind)
-        return plan
+        if kind == "prefill":
+            return self._schedule_prefill()
+        return self._schedule_decode() if kind == "decode" else None
 
     def commit(
         self,
@@ -290,7 +286,9 @@ class Scheduler:
         self.slot_pool.check_conservation([request.slot for request in self.holders])
         for request in self.waiting:
             if request.pages or request.slot:
-                raise RuntimeError(f"request {request.request_id} waits with pages {request.pages}, slot {request.slot}")
+                raise RuntimeError(
+                    f"request {request.request_id} waits with pages {request.pages}, slot {request.slot}"
+                )
         if len(self.holders) > self.limits.max_num_seqs:
             raise RuntimeError(f"{len(self.holders)} requests hold pages, max_num_seqs is {self.limits.max_num_seqs}")
 
@@ -320,8 +318,9 @@ class Scheduler:
             return kind
         if self.in_flight:
             return "drain"
-        any_prefill = self._minimum([-int(self._has_prefill())])[0] < 0
-        return "prefill" if any_prefill else "decode"
+        if self._minimum([-int(self._has_prefill())])[0] < 0:
+            return "prefill"
+        return "decode" if tally.any_decode else "stuck"
 
     def _minimum(self, numbers: list[int]) -> list[int]:
         return numbers if self.reduce is None else self.reduce(numbers)
@@ -511,7 +510,9 @@ class Scheduler:
 
     def _oldest_in_flight(self, step_id: int) -> StepPlan:
         if not self.in_flight or self.in_flight[0].step_id != step_id:
-            raise ValueError(f"step {step_id} is not the oldest of {[plan.step_id for plan in self.in_flight]} in flight")
+            raise ValueError(
+                f"step {step_id} is not the oldest of {[plan.step_id for plan in self.in_flight]} in flight"
+            )
         return self.in_flight[0]
 
     def _new_plan(self, kind: str) -> StepPlan:

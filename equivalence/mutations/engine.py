@@ -67,6 +67,9 @@ def run(check: str, only: Sequence[str], say: Callable[[str], None]) -> tuple[in
     if unknown:
         raise UsageError(f"unknown mutation {', '.join(sorted(unknown))} of check {check}")
     chosen = [mutation for mutation in table if not only or mutation.name in only]
+    if any(mutation.path.startswith("csrc/") for mutation in chosen):
+        native = importlib.import_module("equivalence.mutations.native")
+        return native.run(chosen, say)
     with tempfile.TemporaryDirectory(prefix="mutations-") as scratch:
         tree = copy_tree(Path(scratch))
         clean = judge(check, tree, tuple(sorted({case for each in chosen for case in each.cases or selection})))

@@ -94,13 +94,17 @@ class Laws:
         free, deferred = self.core.num_free_pages, self.core.num_deferred_pages
         owned = sum(len(holding.pages) for holding in self.ledger.holders.values())
         if free + owned + deferred != self.world.num_pages - 1:
-            raise ViolationError("I1", f"{free} free + {owned} owned + {deferred} deferred, usable {self.world.num_pages - 1}")
+            raise ViolationError(
+                "I1", f"{free} free + {owned} owned + {deferred} deferred, usable {self.world.num_pages - 1}"
+            )
 
     def i2_page_0_is_never_owned(self) -> None:
         """I2: page and slot 0 are reserved, and no number is outside the pool."""
         for key, holding in self.ledger.holders.items():
             if holding.pages and not 0 < min(holding.pages) <= max(holding.pages) < self.world.num_pages:
-                raise ViolationError("I2", f"request {key} has pages {holding.pages} of 1 .. {self.world.num_pages - 1}")
+                raise ViolationError(
+                    "I2", f"request {key} has pages {holding.pages} of 1 .. {self.world.num_pages - 1}"
+                )
             if not 0 < holding.slot < self.world.num_slots:
                 raise ViolationError("I2", f"request {key} has slot {holding.slot} of 1 .. {self.world.num_slots - 1}")
 
@@ -109,7 +113,9 @@ class Laws:
         for index, table in enumerate(plan.page_table):
             used = -(-plan.kv_lens[index] // self.world.page_size)
             if 0 in table[:used]:
-                raise ViolationError("I2", f"request {plan.request_ids[index]}: {plan.kv_lens[index]} positions in {table}")
+                raise ViolationError(
+                    "I2", f"request {plan.request_ids[index]}: {plan.kv_lens[index]} positions in {table}"
+                )
 
     def i3_nothing_has_two_owners(self) -> None:
         """I3: no page and no slot belongs to two requests (nothing is shared without a prefix cache)."""
@@ -132,7 +138,9 @@ class Laws:
         owned = {page for holding in self.ledger.holders.values() for page in holding.pages}
         busy = len(owned | pages.keys())
         if self.core.num_free_pages + busy > self.world.num_pages - 1:
-            raise ViolationError("I4", f"{self.core.num_free_pages} free + {busy} owned or in flight > {self.world.num_pages - 1}")
+            raise ViolationError(
+                "I4", f"{self.core.num_free_pages} free + {busy} owned or in flight > {self.world.num_pages - 1}"
+            )
 
     def i5_the_core_agrees(self) -> None:
         """I5: nothing is freed twice: the core's own count of every page and slot."""
@@ -158,7 +166,9 @@ class Laws:
             pages = self.ledger.holders[key].pages
             room = len(pages) * self.world.page_size
             if room < plan.kv_lens[index]:
-                raise ViolationError("I7", f"request {key}: {room} positions in its pages, step writes {plan.kv_lens[index]}")
+                raise ViolationError(
+                    "I7", f"request {key}: {room} positions in its pages, step writes {plan.kv_lens[index]}"
+                )
             if plan.page_table[index][: len(pages)] != pages or any(plan.page_table[index][len(pages) :]):
                 raise ViolationError("I7", f"request {key}: page table {plan.page_table[index]}, pages {pages}")
 
@@ -175,7 +185,8 @@ class Laws:
         free, slots = self.core.num_free_pages, self.core.num_free_slots
         if (free, slots) != (self.world.num_pages - 1, self.world.num_slots - 1) or self.core.request_ids().size:
             raise ViolationError(
-                "I20", f"{free} of {self.world.num_pages - 1} pages, {slots} of {self.world.num_slots - 1} slots free at the end"
+                "I20",
+                f"{free} of {self.world.num_pages - 1} pages, {slots} of {self.world.num_slots - 1} slots free at the end",
             )
 
     def i23_a_new_slot_is_zeroed(self, plan: PlanRows) -> None:
@@ -183,7 +194,9 @@ class Laws:
         for index, key in enumerate(plan.request_ids):
             first = not self.ledger.holders[key].has_run
             if plan.fresh[index] != first:
-                raise ViolationError("I23", f"request {key}: fresh is {plan.fresh[index]}, first step of its life: {first}")
+                raise ViolationError(
+                    "I23", f"request {key}: fresh is {plan.fresh[index]}, first step of its life: {first}"
+                )
 
     # Order and progress
 
@@ -206,7 +219,9 @@ class Laws:
         self._decodes_before_head = self._decodes_before_head + 1 if waits else 0
         bound = min(self.world.prefill_any_interval, self.world.max_wait_steps) + 1
         if self._decodes_before_head > bound:
-            raise ViolationError("I11", f"an admissible head waits {self._decodes_before_head} decode steps, at most {bound}")
+            raise ViolationError(
+                "I11", f"an admissible head waits {self._decodes_before_head} decode steps, at most {bound}"
+            )
 
     def _is_head_admissible(self) -> bool:
         """By the rule of admission, from the getters alone: pages with one to spare for each holder, slot, usage."""
@@ -236,7 +251,9 @@ class Laws:
         pages = -(-(longest + world.nextn + 1) // world.page_size)
         fits = pages < world.num_pages and arrival.prompt_len < world.max_model_len
         if (verdict == "OK") != fits or verdict == "LATER":
-            raise ViolationError("I13", f"request {arrival.request_id}: {verdict}, needs {pages} of {world.num_pages - 1} pages")
+            raise ViolationError(
+                "I13", f"request {arrival.request_id}: {verdict}, needs {pages} of {world.num_pages - 1} pages"
+            )
 
     def i14_the_youngest_are_preempted(self, preempted: list[int]) -> None:
         """I14: never the oldest, always the most recently admitted, tokens kept."""
@@ -250,7 +267,9 @@ class Laws:
             known.verify_length = self.world.nextn
             kept = self.core.tokens(key).tolist()
             if kept != known.prompt + known.output:
-                raise ViolationError("I14", f"request {key} preempted: {kept} kept, {known.prompt + known.output} known")
+                raise ViolationError(
+                    "I14", f"request {key} preempted: {kept} kept, {known.prompt + known.output} known"
+                )
 
     def check_progress(self) -> None:
         """I24: with work waiting, something is computed, or the core itself reports a stall."""
@@ -258,7 +277,9 @@ class Laws:
         if not self.core.has_work():
             self._last_progress = self.rank.now
         elif idle > STALL_TICKS:
-            raise ViolationError("I24", f"nothing was computed in {idle} ticks and the core did not say so\n{self.core.dump()}")
+            raise ViolationError(
+                "I24", f"nothing was computed in {idle} ticks and the core did not say so\n{self.core.dump()}"
+            )
 
     # Tokens and lengths
 
@@ -269,7 +290,9 @@ class Laws:
         for index, key in enumerate(plan.request_ids):
             expected = 0 if index in zombies else len(tokens[index])
             if appended[index] != expected:
-                raise ViolationError("I15", f"request {key} in step {plan.step_id}: {appended[index]} appended, {expected} given")
+                raise ViolationError(
+                    "I15", f"request {key} in step {plan.step_id}: {appended[index]} appended, {expected} given"
+                )
 
     def i16_rows_fit_the_budget(self, plan: PlanRows) -> None:
         """I16: rows within the budget, one row and at most nextn drafts a decoding request."""
@@ -285,14 +308,18 @@ class Laws:
         for index, key in enumerate(plan.request_ids):
             drafts = plan.query_start[index + 1] - plan.query_start[index] - 1
             if not 0 <= drafts <= self.rank.live[key].verify_length:
-                raise ViolationError("I16", f"request {key}: {drafts} drafts, at most {self.rank.live[key].verify_length}")
+                raise ViolationError(
+                    "I16", f"request {key}: {drafts} drafts, at most {self.rank.live[key].verify_length}"
+                )
 
     def i18_lengths_are_bounded(self, plan: PlanRows, result: StepResult) -> None:
         """I18: committed length <= true length <= what the host planned for."""
         for index, key in enumerate(plan.request_ids):
             settled, true, planned = self.ledger.settled(key), result.ends[index], plan.kv_lens[index] + 1
             if plan.kind == "decode" and not settled <= true <= planned:
-                raise ViolationError("I18", f"request {key}: {settled} committed, {true} on the device, {planned} planned")
+                raise ViolationError(
+                    "I18", f"request {key}: {settled} committed, {true} on the device, {planned} planned"
+                )
 
     def i18_lengths_agree_after_flush(self, known: Live, end: int) -> None:
         """I18: with no step in flight, committed length = true length."""
@@ -306,7 +333,9 @@ class Laws:
             raise ViolationError("I19", f"step {plan.step_id} has a request twice: {plan.request_ids}")
         for key, slot in zip(plan.request_ids, plan.slots, strict=True):
             if key not in self.ledger.holders or self.ledger.holders[key].slot != slot:
-                raise ViolationError("I19", f"step {plan.step_id}: request {key} in slot {slot}, holders {self.ledger.holders}")
+                raise ViolationError(
+                    "I19", f"step {plan.step_id}: request {key} in slot {slot}, holders {self.ledger.holders}"
+                )
 
     def i22_text_is_the_lone_text(self, known: Live, new: list[int]) -> None:
         """I22: whatever the order of things, the text is that of the request alone; it ends where it must."""
@@ -319,5 +348,6 @@ class Laws:
                 )
         if begin + len(new) > known.limit or STOP_TOKEN in known.output[:-1]:
             raise ViolationError(
-                "I15", f"request {known.arrival.request_id}: {known.output} goes past its limit {known.limit} or its stop"
+                "I15",
+                f"request {known.arrival.request_id}: {known.output} goes past its limit {known.limit} or its stop",
             )

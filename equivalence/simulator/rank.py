@@ -266,5 +266,3 @@ class Rank:
 def chance(seed: int, what: str, number: int, share: float) -> bool:
     """Whether something happens: a function of the seed and the number of the step, not of what came before."""
     return share > 0.0 and random.Random(f"{seed} {what} {number}").random() < share
-
-

@@ -19,7 +19,9 @@ Runner = Callable[[World], ViolationError | None]
 _QUIET: dict[str, object] = {"compile_ticks": 0, "abort_tick": 0, "fails_after": 0, "replay_start": 0, "prompt_len": 1}
 
 
-def shrink(world: World, violation: ViolationError, run: Runner, seconds: float = BUDGET_SECONDS) -> tuple[World, ViolationError]:
+def shrink(
+    world: World, violation: ViolationError, run: Runner, seconds: float = BUDGET_SECONDS
+) -> tuple[World, ViolationError]:
     """A world with fewer requests and fewer mishaps that breaks the same law, with what it says."""
     deadline = time.monotonic() + seconds
     progress = True

@@ -59,7 +59,9 @@ class Group(Generic[Plan]):
                 return plans
             sizes = {rank: len(numbers) for rank, numbers in asked.items()}
             if len(asked) != len(self.schedules) or len(set(sizes.values())) != 1:
-                raise ViolationError("I8", f"vote {len(known) + 1}: ranks hand in {sizes} numbers of {len(plans)} ranks")
+                raise ViolationError(
+                    "I8", f"vote {len(known) + 1}: ranks hand in {sizes} numbers of {len(plans)} ranks"
+                )
             known.append([min(column) for column in zip(*asked.values(), strict=True)])
 
     def _ask(self, known: list[list[int]]) -> tuple[list[Plan | None], dict[int, list[int]]]:

@@ -35,7 +35,9 @@ class StepResult:
             raise ValueError(f"request_ids {self.request_ids} are not the plan's {plan.request_ids}")
         for name in ("counts", "finished", "draft_counts"):
             if len(getattr(self, name)) != plan.num_requests:
-                raise ValueError(f"{name} has {len(getattr(self, name))} entries, the plan {plan.num_requests} requests")
+                raise ValueError(
+                    f"{name} has {len(getattr(self, name))} entries, the plan {plan.num_requests} requests"
+                )
         for index in range(plan.num_requests):
             self._check_count(plan, index)
         if sum(self.counts) != len(self.tokens) or min(self.tokens, default=0) < 0:
@@ -43,7 +45,9 @@ class StepResult:
         if not all(0 <= count <= nextn for count in self.draft_counts):
             raise ValueError(f"draft_counts {self.draft_counts} must be in 0 .. {nextn}")
         if sum(self.draft_counts) != len(self.draft_tokens) or min(self.draft_tokens, default=0) < 0:
-            raise ValueError(f"draft_tokens are {len(self.draft_tokens)}, their counts {self.draft_counts}; none is negative")
+            raise ValueError(
+                f"draft_tokens are {len(self.draft_tokens)}, their counts {self.draft_counts}; none is negative"
+            )
 
     def _check_count(self, plan: StepPlan, index: int) -> None:
         count, rows = self.counts[index], plan.rows_of(index)
@@ -52,7 +56,9 @@ class StepResult:
             most = 0 if plan.sample_rows[index] < 0 else rows if plan.kind == "decode" else 1
             least = 0 if self.finished[index] else min(1, most)
         if not least <= count <= most:
-            raise ValueError(f"counts[{index}] of request {plan.request_ids[index]} is {count}, allowed {least} .. {most}")
+            raise ValueError(
+                f"counts[{index}] of request {plan.request_ids[index]} is {count}, allowed {least} .. {most}"
+            )
 
 
 def _split(flat: list[int], counts: list[int]) -> list[list[int]]:
