@@ -27,7 +27,11 @@ ROOT = Path(__file__).parent
 SHARED = ROOT / ".nox" / "environment"
 BIN = SHARED / ("Scripts" if sys.platform == "win32" else "bin")
 EQUIVALENCE_CHECKS = ("model", "scheduler")
-SANITIZED_TESTS = ("optimized/engine/tests/test_scheduler_core.py",)
+SANITIZED_TESTS = tuple(
+    f"optimized/engine/tests/test_{name}.py"
+    for name in ("core_surface", "scheduler_core", "scheduler_machine", "scheduler_votes")
+)
+SANITIZERS = {"address,undefined": "libasan.so", "thread": "libtsan.so"}  # and the library that must be loaded first
 
 
 def _requirement(name: str) -> str:
@@ -101,21 +105,27 @@ def types(session: nox.Session) -> None:
 
 @nox.session(requires=["environment"], venv_backend="none", default=False)
 def sanitize(session: nox.Session) -> None:
-    """Build the C++ core with the address and undefined-behaviour sanitizers and run its tests on it."""
+    """Build the C++ core with the sanitizers (address and undefined behaviour, threads) and run its tests on each."""
     copy = Path(session.create_tmp()) / "tree"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.so", "build", "golden", "*.safetensors"))
-    flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
-    libraries = " ".join(
-        subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
-        for name in ("libasan.so", "libstdc++.so")  # the second so that the first finds the C++ exceptions
-    )
-    with session.chdir(copy):
-        build = {"CFLAGS": flags, "LDFLAGS": "-fsanitize=address,undefined"}
-        session.run(str(BIN / "python"), "setup.py", "-q", "build_ext", "--inplace", env=build, external=True)
-        checks = {"LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0"}  # the interpreter itself leaks at exit
-        targets = session.posargs or SANITIZED_TESTS
-        session.run(str(BIN / "python"), "-m", "pytest", "-q", "--capture=sys", *targets, env=checks, external=True)
+    for kind, library in SANITIZERS.items():
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "*.so", "build", "golden", "*.safetensors"))
+        flags = f"-fsanitize={kind} -fno-omit-frame-pointer -g -O1"
+        flags += "" if kind == "thread" else " -fno-sanitize-recover=all"
+        build = {"CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": flags}
+        preloaded = " ".join(
+            subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
+            for name in (library, "libstdc++.so")  # the second so that the first finds the C++ exceptions
+        )
+        # detect_leaks=0: the interpreter itself leaks at exit.
+        checks = {"LD_PRELOAD": preloaded, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "exitcode=66"}
+        with session.chdir(copy):
+            session.run(str(BIN / "python"), "setup.py", "-q", "build_ext", "--inplace", env=build, external=True)
+            binary = next(Path("optimized").glob("_core*.so"))
+            if f"{library[3:7]}_init".encode() not in binary.read_bytes():
+                session.error(f"{binary} was built without the {kind} sanitizer")
+            arguments = ("-q", "--capture=sys", *(session.posargs or SANITIZED_TESTS))
+            session.run(str(BIN / "python"), "-m", "pytest", *arguments, env=checks, external=True)
 
 
 @nox.session(requires=["environment"], venv_backend="none", default=False)
