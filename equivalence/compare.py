@@ -101,7 +101,7 @@ def _distance(got: Tensor, want: Tensor, measure: Measure) -> Tensor:
 
 def _judge_rms(got: Tensor, want: Tensor, finite: Tensor, row: Tolerance) -> Measurement:
     difference = (got - want)[finite]  # [N]
-    measured = float(_rms(difference) / _rms(want[finite]))
+    measured = float(difference.square().mean().sqrt() / _rms(want[finite])) if difference.numel() else 0.0
     passed = measured <= row.value
     first = "" if passed else describe_first(finite & (got != want), got, want)
     return Measurement(want.numel(), 0 if passed else want.numel(), measured, passed, first)

@@ -83,8 +83,8 @@ class Recording:
         return key in self.tensors
 
     def unused(self) -> Iterator[str]:
-        """Keys that nothing asked for, sorted."""
-        return iter(sorted(set(self.tensors) - self.used))
+        """Keys of non-empty tensors that nothing asked for, sorted."""
+        return iter(sorted(key for key in set(self.tensors) - self.used if self.tensors[key].numel()))
 
     def _use(self, key: str) -> str:
         self.used.add(key)

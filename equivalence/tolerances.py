@@ -58,12 +58,8 @@ TABLE = _rows(
         1e-4,
         "float32 sums of the packs against float64 here; an independent float32 program lies 7e-6 away",
     ),
-    Tolerance("model.fp32_noq.values", Measure.ABSOLUTE, 1e-4, "the same, for streams, final rows and expert weights"),
     Tolerance(
-        "model.fp32_noq.rms",
-        Measure.RELATIVE_RMS,
-        1e-6,
-        "float32 lies within 3.5e-7 on every pack; an eps of 1e-6 in a norm, 2e-6 away, must show",
+        "model.fp32_noq.values", Measure.RMS, 1e-4, "the same for streams, final rows and weights, to their size"
     ),
     Tolerance("model.known_answers", Measure.RELATIVE, 1e-9, "float64 against numbers worked out by hand"),
     Tolerance(
@@ -87,31 +83,33 @@ TABLE = _rows(
         "an exact softmax lies as far from either",
     ),
     Tolerance(
-        "model.official.core_released",
+        "model.official.layer",
         Measure.BF16_STEPS,
         1,
-        "the same with weights rounded in the kernel's order; the share is for rows whose query an input flip reaches",
-        share=0.99,
+        "a decode row of a whole layer is one sub-step, and few rows are recorded: one that follows an input over a "
+        "boundary is a sixteenth of them",
+        share=0.8,
     ),
     Tolerance(
         "model.official.draft",
         Measure.RELATIVE_RMS,
         2e-2,
-        "three whole draft blocks, each with the difference of model.official.core in its attention",
+        "three whole draft blocks, attention in the released order: a few bf16 and FP8 flips are left",
     ),
     Tolerance(
-        "model.official.draft_released",
-        Measure.RELATIVE_RMS,
-        2e-3,
-        "the same blocks with attention in the released order: single bf16 flips are left",
+        "model.official.raw",
+        Measure.BF16_STEPS,
+        1,
+        "before close calls are taken out: whole rows may follow one input over a boundary, most rows may not",
+        share=0.9,
     ),
     Tolerance(
         "model.quantised",
         Measure.BITS,
         0.0,
-        "a quantised value follows its input over a rounding boundary; every such value must also be explained by an "
-        "input one step away",
-        share=0.999,
+        "a quantised value follows its input over a rounding boundary; each one that differs must also be explained by "
+        "an input one step away, so the share only bounds how many may",
+        share=0.95,
     ),
     Tolerance(
         "model.mix",
@@ -119,12 +117,7 @@ TABLE = _rows(
         2e-6,
         "float32 mixes of recorded streams, nothing rounded between; values are at most 2",
     ),
-    Tolerance(
-        "model.logits_from_hidden",
-        Measure.ABSOLUTE,
-        1e-5,
-        "one float32 matrix product of recorded rows; logits have a standard deviation of 2.5",
-    ),
+    Tolerance("model.logits_from_hidden", Measure.RMS, 1e-5, "one float32 matrix product of recorded rows"),
     Tolerance(
         "model.fp32.values",
         Measure.RMS,
@@ -135,7 +128,8 @@ TABLE = _rows(
     Tolerance(
         "model.fp32.outlier", Measure.RMS, 0.25, "the remaining 1 %: one FP8 step of an input reaches a whole row"
     ),
-    Tolerance("model.fp32.core", Measure.RMS, 1e-4, "float32 softmax against float64, weights not rounded"),
+    Tolerance("model.fp32.layer", Measure.RMS, 1e-5, "as model.official.layer", share=0.8),
+    Tolerance("model.fp32.raw", Measure.RMS, 1e-5, "as model.official.raw", share=0.9),
     Tolerance("model.fp32.draft", Measure.RELATIVE_RMS, 1e-2, "three whole draft blocks with quantised inputs"),
     Tolerance(
         "model.fp32.margin",

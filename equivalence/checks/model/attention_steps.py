@@ -153,7 +153,7 @@ class AttentionSteps(Judge):
         name = f"L{layer}.attn_core"
         x, keys = teacher.attention_input(layer), teacher.recorded(f"L{layer}.window_kv")
         if x is None or keys is None:
-            self.judge("attention core", name, None, self.core_row)
+            self.judge("attention core", name, None)
             return
         start = max(x.start, keys.start + config.sliding_window - 1 if keys.start else 0)
         if start >= teacher.length:
@@ -166,7 +166,7 @@ class AttentionSteps(Judge):
         if config.compress_ratios[layer] and teacher.row_count(layer):
             extra = self._compressed(layer)
             if extra is None:
-                self.judge("attention core", name, None, self.core_row)
+                self.judge("attention core", name, None)
                 return
             listed = torch.cat((listed, released_core.shifted(extra[1][start:], kv.shape[0])), dim=-1)  # [R, W+k]
             kv = torch.cat((kv, extra[0]), dim=0)  # [K+n, d]
@@ -175,11 +175,12 @@ class AttentionSteps(Judge):
         q = attention.queries(qr, positions, self._frequencies(layer), weights, config, teacher.numerics)  # [R, H, d]
         visible = choices.as_mask(listed, kv.shape[0])  # [R, K+n]
         o = attention.core(q, kv, visible, weights["attn_sink"], teacher.numerics)  # [R, H, d]
-        self.judge("attention core", name, Rows(self._unrotated(layer, o, positions), start), self.core_row)
+        rows = ("model.official.core",) if self.bf16 else ()
+        self.judge("attention core", name, Rows(self._unrotated(layer, o, positions), start), *rows)
         if self.bf16:
             o = released_core.core(q, kv, listed, weights["attn_sink"])  # [R, H, d]
             released = Rows(self._unrotated(layer, o, positions), start)
-            self.judge("attention core, released order", name, released, "model.official.core_released")
+            self.judge("attention core, released order", name, released)
 
     def output_projection(self, layer: int) -> None:
         """Recorded core gives the attention output."""

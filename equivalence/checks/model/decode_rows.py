@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from equivalence.checks.model import choices, released_core
+from equivalence.checks.model.evidence import Evidence
 from equivalence.checks.model.teacher import Teacher
-from equivalence.findings import Findings
 from reference.model import attention, compressor, engram, hyper_connections, indexer, moe, norm, rope
 
 
@@ -35,12 +35,13 @@ class Shared:
     block_scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def compare(teacher: Teacher, findings: Findings) -> None:
+def compare(teacher: Teacher, evidence: Evidence) -> None:
     """All decode rows of one mode, then their logits and tokens."""
+    findings = evidence.findings
     if teacher.greedy is None:
         findings.skip("decode rows", "greedy_ids is not recorded")
         return
-    rows = DecodeRows(teacher, findings, teacher.greedy)
+    rows = DecodeRows(teacher, evidence, teacher.greedy)
     rows.engram_rows()
     try:
         for layer in range(teacher.config.num_hidden_layers):
@@ -54,15 +55,14 @@ def compare(teacher: Teacher, findings: Findings) -> None:
 class DecodeRows:
     """G decode rows, one a recorded greedy token, carried from layer to layer by the recording."""
 
-    def __init__(self, teacher: Teacher, findings: Findings, greedy: Tensor) -> None:
+    def __init__(self, teacher: Teacher, evidence: Evidence, greedy: Tensor) -> None:
         self.teacher = teacher
-        self.findings = findings
+        self.evidence = evidence
+        self.findings = evidence.findings
         self.greedy = greedy
         self.positions = torch.arange(greedy.shape[0]) + teacher.length  # [G]
         self.pre = hyper_connections.initial_pre(teacher.model.embed(greedy))  # [G, C]
         self.shared = Shared()
-        family = "official" if teacher.numerics.round_bf16 else "fp32"
-        self.rows = (f"model.{family}.values", f"model.{family}.outlier")
 
     def engram_rows(self) -> None:
         """Hash of the token ids, prompt history included."""
@@ -107,7 +107,7 @@ class DecodeRows:
         y = moe.moe(x, routing, weights.at("ffn"), config, numerics)  # [G, D]
         h = hyper_connections.expand(y, h, mixed_ffn.post, mixed_ffn.comb, numerics)  # [G, C, D]
         want = self._decoded(f"L{layer}.h_ffn")  # [G, C, D]
-        self.findings.values("decode layer", f"decode*.L{layer}.h_ffn", h[same], want[same], *self.rows)
+        self.evidence.values("decode layer", f"decode*.L{layer}.h_ffn", h, want, self.evidence.layer_rows, keep=same)
         self.pre = mixed_ffn.pre  # [G, C]
 
     def final_norm(self) -> None:
@@ -117,7 +117,7 @@ class DecodeRows:
         x = hyper_connections.collapse(h, self.pre, teacher.numerics)  # [G, D]
         z = norm.rms_norm(x, teacher.model.weights["norm"], teacher.config.rms_norm_eps, teacher.numerics)  # [G, D]
         want = self._decoded("hidden_final")
-        self.findings.values("decode final norm", "decode*.hidden_final", z, want, *self.rows)
+        self.evidence.values("decode final norm", "decode*.hidden_final", z, want, self.evidence.layer_rows)
 
     def head(self) -> None:
         """Recorded final rows give the logits; they give the next greedy token."""

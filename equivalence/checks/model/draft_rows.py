@@ -10,18 +10,20 @@ from torch import Tensor
 
 from equivalence.checks.model import choices, released_core
 from equivalence.checks.model.decode_rows import DecodeRows, MissingTensorError
+from equivalence.checks.model.evidence import Evidence
 from equivalence.checks.model.teacher import Teacher
 from equivalence.findings import Findings
 from equivalence.packs import Recording
 from reference.model import ReferenceModel, draft
 
 
-def compare(teacher: Teacher, findings: Findings) -> None:
+def compare(teacher: Teacher, evidence: Evidence) -> None:
     """All draft rows of one mode, from the recorded features of the prompt and of the decode rows."""
-    if not teacher.config.has_draft or teacher.greedy is None:
+    findings = evidence.findings
+    if not teacher.config.has_draft or teacher.greedy is None or evidence.collecting:
         return
     try:
-        taps = _recorded_taps(teacher, findings, teacher.greedy)  # [S+G-1, targets·D]
+        taps = _recorded_taps(teacher, evidence, teacher.greedy)  # [S+G-1, targets·D]
     except MissingTensorError as error:
         findings.skip("dspark rows", str(error))
         return
@@ -29,9 +31,10 @@ def compare(teacher: Teacher, findings: Findings) -> None:
     if not teacher.numerics.round_bf16:
         judge(*inputs, "model.fp32.draft")
         return
-    judge(*inputs, "model.official.draft")
-    with released_core.drafting(teacher.config.sliding_window):
-        judge(*inputs, "model.official.draft_released")
+    with released_core.drafting(teacher.config.sliding_window) as cores:
+        judge(*inputs, "model.official.draft")
+    for block, (mine, released) in enumerate(cores):
+        findings.values("draft core", f"dspark block {block} core", mine, released, "model.official.core")
 
 
 def judge(
@@ -52,23 +55,20 @@ def judge(
     if ids is None or logits is None or confidence is None:
         findings.skip("dspark rows", "dspark.ids, .logits or .confidence is not recorded")
         return
-    label = row.removeprefix("model.")
     findings.values("draft anchors", "dspark.ids[:, 0]", ids[:, 0], greedy[: ids.shape[0]])
     anchors = torch.arange(ids.shape[0]) + prompt_length - 1  # [G]
     got = draft.propose(model, taps, ids[:, 0], anchors, previous=ids[:, :-1])
-    findings.values(f"draft logits ({label})", "dspark.logits", got.logits, logits.to(got.logits.dtype), row)
-    findings.values(
-        f"draft confidence ({label})", "dspark.confidence", got.confidence, confidence.to(got.logits.dtype), row
-    )
+    findings.values("draft logits", "dspark.logits", got.logits, logits.to(got.logits.dtype), row)
+    findings.values("draft confidence", "dspark.confidence", got.confidence, confidence.to(got.logits.dtype), row)
     scores = got.logits.flatten(0, 1)  # [G·B, V]
     margin = choices.bf16_step(scores.amax(dim=-1)) if model.numerics.round_bf16 else choices.float_margin()
     choices.tokens(findings, "dspark.ids[:, 1:]", scores, ids[:, 1:].flatten(), margin, chosen=got.ids.flatten())
 
 
-def _recorded_taps(teacher: Teacher, findings: Findings, greedy: Tensor) -> Tensor:
+def _recorded_taps(teacher: Teacher, evidence: Evidence, greedy: Tensor) -> Tensor:
     recorded = teacher.recorded("main_hidden")
     if recorded is None or recorded.start:
         raise MissingTensorError("prefill.main_hidden is not whole")
-    rows = DecodeRows(teacher, findings, greedy)
+    rows = DecodeRows(teacher, evidence, greedy)
     taps = [draft.tap(rows.entering(layer), teacher.numerics) for layer in teacher.config.dspark_target_layer_ids]
     return torch.cat((recorded.values, torch.cat(taps, dim=-1)), dim=0)  # [S+G, targets·D]

@@ -16,7 +16,6 @@ from equivalence.packs import Recording
 from reference.model import ReferenceModel, indexer
 
 VALUES = "model.fp32_noq.values"
-RMS = "model.fp32_noq.rms"
 
 _KEY = re.compile(r"(?:prefill|decode(\d+))\.(?:L(\d+)\.)?([a-z_]+?)(?:\.tail(\d+))?")
 
@@ -61,7 +60,7 @@ class EndToEnd:
                 self.findings.skip(key, "not recorded")
                 continue
             values, start = want
-            self.findings.values(key, key, mine[start:], values.to(got.dtype), "model.fp32_noq.logits", RMS)
+            self.findings.values(key, key, mine[start:], values.to(got.dtype), "model.fp32_noq.logits")
 
     def tokens(self, logits: Tensor, greedy: Tensor) -> None:
         """Each recorded token is the argmax of the row before it."""
@@ -108,7 +107,7 @@ class EndToEnd:
 
     def _values(self, key: str, leaf: str, got: Tensor, want: Tensor) -> None:
         if want.is_floating_point():
-            self.findings.values(leaf, key, got, want.to(got.dtype), VALUES, RMS)
+            self.findings.values(leaf, key, got, want.to(got.dtype), VALUES)
         else:
             self.findings.values(leaf, key, got, want)
 

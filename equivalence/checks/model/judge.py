@@ -8,20 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equivalence.checks.model.evidence import Evidence
 from equivalence.checks.model.teacher import Rows, Teacher, join
-from equivalence.findings import Findings
 
 
 class Judge:
     """Compares sub-steps of one mode of one pack with what was recorded."""
 
-    def __init__(self, teacher: Teacher, findings: Findings) -> None:
+    def __init__(self, teacher: Teacher, evidence: Evidence) -> None:
         self.teacher = teacher
-        self.findings = findings
+        self.evidence = evidence
+        self.findings = evidence.findings
         self.bf16 = teacher.numerics.round_bf16
-        family = "official" if self.bf16 else "fp32"
-        self.value_rows = (f"model.{family}.values", f"model.{family}.outlier")
-        self.core_row = f"model.{family}.core"
 
     def judge(self, sub_step: str, name: str, got: Rows | None, *rows: str) -> None:
         """Compare rows with `prefill.<name>` in the rows that both hold; list the tensor where either is absent."""
@@ -32,13 +30,15 @@ class Judge:
             return
         start, (mine, theirs) = join(got, want)
         item = f"prefill.{name}" + (f"(from row {start})" if start else "")
-        self.findings.values(sub_step, item, mine, theirs, *(rows or self.value_rows))
+        self.evidence.values(sub_step, item, mine, theirs, rows)
 
     def judge_quantised(self, sub_step: str, name: str, versions: list[Tensor] | None, start: int = 0) -> None:
         """Compare a quantised tensor: equal, or as a value one step away would be quantised.
 
         versions: what the quantiser makes of the exact values and of those as good, each [R, ..., K].
         """
+        if self.evidence.collecting:
+            return
         count = None if versions is None else start + versions[0].shape[0]
         want = self.teacher.recorded(name, count)
         if versions is None or want is None:

@@ -143,10 +143,10 @@ def e2m1_ties() -> Answer:
 
 
 def activation_blocks() -> Answer:
-    """§5.1: 449 takes scale 2 and becomes 448; 1e-5 alone meets the floor, scale 2^-22, and becomes 40 of it."""
+    """§5.1: 449 takes scale 2 and becomes 448; 1e-9 alone meets the floor, scale 2^-22, and becomes 2^-8 of it."""
     x = torch.zeros(2, 32)
-    x[0, 0], x[1, 0] = 449.0, 1e-5
-    return formats.fake_fp8(x)[:, 0].double(), _floats([448.0, 40 * 2.0**-22])
+    x[0, 0], x[1, 0] = 449.0, 1e-9
+    return formats.fake_fp8(x)[:, 0].double(), _floats([448.0, 2.0**-30])
 
 
 def compressed_blocks() -> Answer:

@@ -75,14 +75,21 @@ def draft_list(visible: Tensor, window: int, block: int) -> Tensor:
 
 
 @contextmanager
-def drafting(window: int) -> Iterator[None]:
-    """Inside, the reference's draft blocks attend in the released order."""
+def drafting(window: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Inside, the reference's draft blocks attend in the released order.
+
+    Yields a list that grows by one pair a block: the reference's own core and the released one, [A, B, H, d] each.
+    """
+    reference_core = attention.core
+    cores: list[tuple[Tensor, Tensor]] = []
 
     def listed_core(q: Tensor, kv: Tensor, visible: Tensor, sink: Tensor, numerics: Numerics) -> Tensor:
         block = q.shape[1]
         lists = [draft_list(rows[0], window, block).expand(block, -1) for rows in visible]  # A x [B, window+B]
         parts = [core(each, keys, listed, sink) for each, keys, listed in zip(q, kv, lists, strict=True)]
-        return torch.stack(parts)  # [A, B, H, d]
+        released = torch.stack(parts)  # [A, B, H, d]
+        cores.append((reference_core(q, kv, visible, sink, numerics), released))
+        return released
 
     with mock.patch.object(attention, "core", listed_core):
-        yield
+        yield cores

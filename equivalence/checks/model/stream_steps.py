@@ -91,7 +91,7 @@ class StreamSteps(Judge):
         spread = torch.zeros_like(routing.weight).scatter_(-1, ids.since(x.start), weights.since(x.start))  # [R, E]
         same = (routing.chosen == theirs).all(dim=-1)  # [R]
         item = f"prefill.L{layer}.expert_weights"
-        self.findings.values("expert weights", item, routing.weight[same], spread[same], *self.value_rows)
+        self.evidence.values("expert weights", item, routing.weight, spread, keep=same)
 
     def experts(self, layer: int) -> None:
         """Recorded streams, ids and weights give the output of the experts."""

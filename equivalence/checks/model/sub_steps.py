@@ -6,17 +6,17 @@ Knows the order of the sub-steps; the modules beside it hold them.
 from __future__ import annotations
 
 from equivalence.checks.model.attention_steps import AttentionSteps
+from equivalence.checks.model.evidence import Evidence
 from equivalence.checks.model.stream_steps import StreamSteps
 from equivalence.checks.model.teacher import Teacher
-from equivalence.findings import Findings
 
 
-def compare(teacher: Teacher, findings: Findings) -> None:
+def compare(teacher: Teacher, evidence: Evidence) -> None:
     """Every sub-step of every layer in the order of the model, then the head."""
-    streams, heads = StreamSteps(teacher, findings), AttentionSteps(teacher, findings)
+    streams, heads = StreamSteps(teacher, evidence), AttentionSteps(teacher, evidence)
     streams.engram_rows()
     if not teacher.has_streams():
-        findings.skip("prefill sub-steps of the layers", "this mode records no streams")
+        evidence.findings.skip("prefill sub-steps of the layers", "this mode records no streams")
     else:
         for layer in range(teacher.config.num_hidden_layers):
             streams.engram(layer)

@@ -43,16 +43,15 @@ def join(*rows: Rows) -> tuple[int, tuple[Tensor, ...]]:
 class Teacher:
     """The recorded inputs of one mode of one pack.
 
-    model: the reference in the mode's numerics; prompt: int64 [S]; recording: what the pack holds; mode: its name.
+    model: the reference in the mode's numerics; prompt: int64 [S]; recording: what the pack holds.
     """
 
-    def __init__(self, model: ReferenceModel, prompt: Tensor, recording: Recording, mode: str) -> None:
+    def __init__(self, model: ReferenceModel, prompt: Tensor, recording: Recording) -> None:
         self.model = model
         self.prompt = prompt
         self.recording = recording
-        self.mode = mode
         unquantized = dataclasses.replace(model.numerics, quantize_caches=False)
-        self.unquantized = nudged.alternatives(unquantized)
+        self.unquantized = nudged.both_ways(unquantized)
 
     @property
     def config(self) -> ModelConfig:
