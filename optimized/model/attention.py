@@ -13,8 +13,8 @@ from optimized.model.selections import Selections
 from optimized.model.step import Step
 from optimized.model.weights import AttentionWeights, CompressorWeights
 from optimized.ops.compress_kv import compress_kv
-from optimized.ops.index_scores import Packed
 from optimized.ops.linear import bf16_linear, block_diagonal_linear, fp32_linear, linear
+from optimized.ops.packed import Packed
 from optimized.ops.quantize import quantize_fp8, quantize_mxfp4, quantize_nvfp4
 from optimized.ops.rms_norm import rms_norm
 from optimized.ops.rope import rope

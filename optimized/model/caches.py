@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from optimized.ops.index_scores import Packed
+from optimized.ops.packed import Packed
 from reference.spec.config import ModelConfig
 
 

@@ -18,8 +18,8 @@ from optimized.model.step import Step
 from optimized.model.sublayers import attention_sublayer, ffn_sublayer, first_pre
 from optimized.model.weights import DraftWeights, LayerWeights, ModelWeights
 from optimized.ops.hyper_connection import hyper_connection_collapse
-from optimized.ops.index_scores import Packed
 from optimized.ops.linear import fp32_linear, linear
+from optimized.ops.packed import Packed
 from optimized.ops.rms_norm import rms_norm
 from optimized.ops.sparse_attention import sparse_attention
 from reference.spec.config import ModelConfig

@@ -12,8 +12,9 @@ from optimized.model.caches import SourceCache
 from optimized.model.rope import Rotation
 from optimized.model.step import Step
 from optimized.model.weights import IndexQueryWeights
-from optimized.ops.index_scores import Packed, index_scores
+from optimized.ops.index_scores import index_scores
 from optimized.ops.linear import bf16_linear, linear
+from optimized.ops.packed import Packed
 from optimized.ops.quantize import quantize_mxfp4
 from optimized.ops.rope import rope
 from optimized.ops.selection import select_candidates, select_topk

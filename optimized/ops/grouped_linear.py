@@ -15,8 +15,8 @@ GROUPED_FP4_LINEAR = Operation("grouped_fp4_linear", cuda="DeepGEMM or a TileLan
 GROUPED_BF16_LINEAR = Operation("grouped_bf16_linear")
 
 
-def grouped_linear(x: torch.Tensor, group: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """Row m through matrix group[m]; FP4 experts quantise their input to FP8 blocks of 32, plain ones do not.
+def grouped_fp4_linear(x: torch.Tensor, group: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """Row m through FP4 matrix group[m], its input quantised to FP8 blocks of 32; one rounding to bf16.
 
     Args:
         x: [M, K] bf16, rows sorted by group.
@@ -25,8 +25,22 @@ def grouped_linear(x: torch.Tensor, group: torch.Tensor, weight: LinearWeight) -
     Returns:
         [M, N] bf16.
     """
-    operation = GROUPED_FP4_LINEAR if weight.quantizes_input else GROUPED_BF16_LINEAR
+    _check("grouped_fp4_linear", x, group, weight, quantizes=True)
+    return GROUPED_FP4_LINEAR.on(x)(x, group, weight)
+
+
+def grouped_bf16_linear(x: torch.Tensor, group: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """Row m through bf16 matrix group[m], no input quantisation; one rounding to bf16. Arguments as above."""
+    _check("grouped_bf16_linear", x, group, weight, quantizes=False)
+    return GROUPED_BF16_LINEAR.on(x)(x, group, weight)
+
+
+def grouped_linear(x: torch.Tensor, group: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """The grouped linear that a quantised checkpoint stores in FP4 and a plain one in bf16."""
+    return grouped_fp4_linear(x, group, weight) if weight.quantizes_input else grouped_bf16_linear(x, group, weight)
+
+
+def _check(op: str, x: torch.Tensor, group: torch.Tensor, weight: LinearWeight, quantizes: bool) -> None:
     law = x.dim() == 2 and x.shape[1] == weight.in_features and x.dtype == torch.bfloat16
-    law = law and weight.groups > 0 and group.shape == x.shape[:1]
-    require(law, operation.name, "x [M, K] bfloat16, group [M], weight [G, K, N]", x, group, weight.operand)
-    return operation.on(x)(x, group, weight)
+    law = law and weight.groups > 0 and group.shape == x.shape[:1] and weight.quantizes_input == quantizes
+    require(law, op, "x [M, K] bfloat16, group [M], weight [G, K, N]", x, group, weight.operand)

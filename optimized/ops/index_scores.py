@@ -5,20 +5,12 @@ Source: V4.1 model specification §4.5.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
+from optimized.ops.packed import Packed
 from optimized.ops.registry import Operation, require
 
 INDEX_SCORES = Operation("index_scores", cuda="DeepGEMM or a TileLang kernel")
-
-
-class Packed(NamedTuple):
-    """Quantised vectors: codes (uint8, two E2M1 codes or one E4M3 code a byte) and their scale codes (uint8)."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
 
 
 def index_scores(

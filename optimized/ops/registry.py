@@ -5,8 +5,9 @@ It knows names, backends and functions; it knows nothing about what an operation
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -89,6 +90,11 @@ def register(
         return function
 
     return keep
+
+
+def implementations() -> Mapping[tuple[str, str], Implementation]:
+    """What is registered, by (operation, backend). Read-only."""
+    return MappingProxyType(_implementations)
 
 
 def table() -> list[TableRow]:

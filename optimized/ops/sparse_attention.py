@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from optimized.ops.index_scores import Packed
+from optimized.ops.packed import Packed
 from optimized.ops.registry import Operation, require
 
 SPARSE_ATTENTION = Operation("sparse_attention", cuda="FlashMLA or a TileLang kernel")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from optimized.ops.index_scores import Packed
+from optimized.ops.packed import Packed
 from optimized.ops.portable import tables
 from optimized.ops.portable.rounding import ROW_TILE, round_bf16
 from optimized.ops.registry import register

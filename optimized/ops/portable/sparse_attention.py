@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from optimized.ops.index_scores import Packed
+from optimized.ops.packed import Packed
 from optimized.ops.portable import tables
 from optimized.ops.portable.rounding import round_bf16
 from optimized.ops.registry import register

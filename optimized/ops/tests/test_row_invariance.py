@@ -13,9 +13,10 @@ from optimized.ops.engram import engram_gate
 from optimized.ops.experts import combine_experts, route_experts, swiglu
 from optimized.ops.grouped_linear import grouped_linear
 from optimized.ops.hyper_connection import hyper_connection_collapse, hyper_connection_expand, hyper_connection_mix
-from optimized.ops.index_scores import Packed, index_scores
+from optimized.ops.index_scores import index_scores
 from optimized.ops.linear import bf16_linear, block_diagonal_linear, fp8_linear, fp32_linear
 from optimized.ops.linear_weight import prepare_dense_weight, prepare_fp4_weight, prepare_fp8_weight
+from optimized.ops.packed import Packed
 from optimized.ops.quantize import quantize_fp8, quantize_mxfp4, quantize_nvfp4
 from optimized.ops.rms_norm import rms_norm
 from optimized.ops.rope import rope

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
 import pytest
 import torch
 
 from optimized import ops
+from optimized.ops import registry
 from optimized.ops.linear import fp8_linear
 from optimized.ops.linear_weight import prepare_fp8_weight
 from optimized.ops.rms_norm import rms_norm
@@ -24,6 +31,26 @@ def test_every_operation_has_one_row_a_backend() -> None:
     cells = [(row.op, row.backend) for row in ops.table()]
     assert len(cells) == len(set(cells))
     assert len(cells) == len({op for op, _ in cells}) * len(ops.BACKENDS)
+
+
+def public_functions() -> dict[str, Callable[..., Any]]:
+    """Every function that a file of optimized.ops defines, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for module in pkgutil.iter_modules(ops.__path__, "optimized.ops."):
+        if not module.ispkg:
+            members = vars(importlib.import_module(module.name))
+            found |= {name: one for name, one in members.items() if getattr(one, "__module__", "") == module.name}
+    return found
+
+
+def test_public_operations_and_implementations_have_the_same_names_and_arguments() -> None:
+    public = public_functions()
+    for name in {row.op for row in ops.table()}:
+        for backend in ops.BACKENDS:
+            if (name, backend) in registry.implementations():
+                implementation = registry.implementations()[name, backend].function
+                assert implementation.__name__ == name
+                assert list(signature(implementation).parameters) == list(signature(public[name]).parameters)
 
 
 def test_a_missing_kernel_is_named_with_what_would_provide_it() -> None:
