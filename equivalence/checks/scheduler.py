@@ -11,8 +11,8 @@ from typing import cast
 from equivalence.cases import Case, Options, derived_seed
 from equivalence.findings import Findings
 from equivalence.simulator import shrink as shrinking
-from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.simulation import Simulation
+from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.world import World, draw
 
 DEFAULT_CASES = 50

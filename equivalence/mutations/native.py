@@ -1,7 +1,8 @@
 """Plants faults in the C++ core: a copy of the sources is changed, compiled and run against the simulator.
 
 Knows how to build the extension in a temporary folder, from which it is never installed; knows no fault. A fault counts
-as caught only when the simulator ends by itself and names a law; a copy that does not compile, or dies, is a broken fault.
+as caught only when the simulator ends by itself and names a law; a copy that does not compile, or dies, is a broken
+fault.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from equivalence.mutations.engine import ROOT, Mutation, Verdict, substitute
 SECONDS = 60
 """Within which the simulator must catch a fault."""
 
-_COPIED = ("optimized/__init__.py", "optimized/_core.pyi", "equivalence/__init__.py", "equivalence/simulator")
-_COPIED += ("reference/__init__.py", "reference/scheduler.py", "reference/scheduling")
+_COPIED = (
+    "optimized/__init__.py",
+    "reference/__init__.py",
+    "reference/scheduler.py",
+    "reference/scheduling",
+    "equivalence/__init__.py",
+    "equivalence/simulator",
+)
 
 
 def run(table: Sequence[Mutation], say: Callable[[str], None]) -> tuple[int, int]:

@@ -10,8 +10,8 @@ import argparse
 import sys
 import time
 
-from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.simulation import Simulation
+from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.world import draw
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from equivalence.simulator.device import StepResult
 from equivalence.simulator.ledger import Ledger
-from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.model import STOP_TOKEN
 from equivalence.simulator.plan_rows import PlanRows
+from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.world import Arrival
 
 if TYPE_CHECKING:
@@ -174,20 +174,16 @@ class Laws:
 
     def i20_nothing_waits_without_a_step(self) -> None:
         """I20: nothing is deferred once no step is in flight."""
-        if self.core.num_in_flight == 0 and (self.core.num_deferred_pages or self.core.num_deferred_slots):
-            raise ViolationError(
-                "I20",
-                f"no step in flight, {self.core.num_deferred_pages} pages and {self.core.num_deferred_slots} slots deferred",
-            )
+        pages, slots = self.core.num_deferred_pages, self.core.num_deferred_slots
+        if self.core.num_in_flight == 0 and (pages or slots):
+            raise ViolationError("I20", f"no step in flight, {pages} pages and {slots} slots deferred")
 
     def i20_all_is_free_at_the_end(self) -> None:
         """I20: with no request left, free = usable."""
-        free, slots = self.core.num_free_pages, self.core.num_free_slots
-        if (free, slots) != (self.world.num_pages - 1, self.world.num_slots - 1) or self.core.request_ids().size:
-            raise ViolationError(
-                "I20",
-                f"{free} of {self.world.num_pages - 1} pages, {slots} of {self.world.num_slots - 1} slots free at the end",
-            )
+        free = (self.core.num_free_pages, self.core.num_free_slots)
+        usable = (self.world.num_pages - 1, self.world.num_slots - 1)
+        if free != usable or self.core.request_ids().size:
+            raise ViolationError("I20", f"pages and slots free at the end {free}, usable {usable}")
 
     def i23_a_new_slot_is_zeroed(self, plan: PlanRows) -> None:
         """I23: a slot is fresh in the first step of a life, and in no other."""

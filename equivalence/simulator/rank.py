@@ -135,10 +135,11 @@ class Rank:
             if due > self.now:
                 still.append((due, arrival))
             elif arrival.compile_ticks >= 0 and not 0 < arrival.abort_tick < self.now:
-                self._add(arrival)
+                self.add(arrival)
         self._compiling = still
 
-    def _add(self, arrival: Arrival) -> None:
+    def add(self, arrival: Arrival) -> None:
+        """A request reaches the scheduler, unless its id is taken."""
         if arrival.request_id in self.live:
             return
         prompt = arrival.prompt()
@@ -153,25 +154,31 @@ class Rank:
 
     def _abort(self, in_flight: bool) -> None:
         for arrival in self._aborts.get(self.now, ()):
-            if arrival.abort_in_flight is not in_flight:
-                continue
-            known = self.live.pop(arrival.request_id, None)
-            was_live = self.pair.abort(arrival.request_id)
-            if was_live != (known is not None):
-                raise ViolationError("I20", f"request {arrival.request_id}: abort says {was_live}, live {known}")
-            self.summary.aborted += was_live
-            self._check_state()
+            if arrival.abort_in_flight is in_flight:
+                self.abort(arrival.request_id)
+
+    def abort(self, request_id: int) -> None:
+        """End a request, live or not."""
+        known = self.live.pop(request_id, None)
+        was_live = self.pair.abort(request_id)
+        if was_live != (known is not None):
+            raise ViolationError("I20", f"request {request_id}: abort says {was_live}, live {known}")
+        self.summary.aborted += was_live
+        self._check_state()
+
+    def set_verify_lengths(self, lengths: dict[int, int]) -> None:
+        """A plan of verification lengths for live requests, and for one that is no more."""
+        for key, length in lengths.items():
+            self.live[key].verify_length = length
+        self.pair.set_verify_lengths({**lengths, 1 << 50: 0})
 
     def _set_verify_lengths(self) -> None:
-        """Now and then a plan of verification lengths, also for a request that is no more."""
+        """Now and then a plan of verification lengths."""
         world = self.world
         if not world.nextn or not self.live or not chance(world.seed, "lengths", self.now, world.lengths):
             return
         rng = random.Random(world.seed ^ self.now)
-        lengths = {key: rng.randint(0, world.nextn) for key in self.live if rng.random() < 0.5}
-        for key, length in lengths.items():
-            self.live[key].verify_length = length
-        self.pair.set_verify_lengths({**lengths, 1 << 50: 0})
+        self.set_verify_lengths({key: rng.randint(0, world.nextn) for key in self.live if rng.random() < 0.5})
 
     # Steps
 
@@ -188,13 +195,18 @@ class Rank:
         self._check_state()
 
     def land(self) -> None:
-        """The oldest step in flight comes back, or fails; rows of dead requests have written until now."""
+        """The oldest step in flight comes back, or fails, as the seed says."""
+        step_id = self.in_flight[0].plan.step_id
+        self.finish(fails=chance(self.world.seed, "discard", step_id, self.world.discard))
+
+    def finish(self, fails: bool) -> None:
+        """Commit or discard the oldest step in flight; rows of dead requests have written until now."""
         launched = self.in_flight[0]
         zombies = set(self.laws.ledger.zombies(launched.plan))
         for index in zombies:
             self.device.scribble(launched.plan, index)
         self.summary.zombies += len(zombies)
-        if chance(self.world.seed, "discard", launched.plan.step_id, self.world.discard):
+        if fails:
             self._discard(launched)
         else:
             self._commit(launched, zombies)

@@ -16,7 +16,7 @@ BUDGET_SECONDS = 20.0
 
 Runner = Callable[[World], ViolationError | None]
 
-_QUIET: dict[str, object] = {"compile_ticks": 0, "abort_tick": 0, "fails_after": 0, "replay_start": 0, "prompt_len": 1}
+_QUIET = {"compile_ticks": 0, "abort_tick": 0, "fails_after": 0, "replay_start": 0, "prompt_len": 1}
 
 
 def shrink(
@@ -47,7 +47,7 @@ def _candidates(world: World) -> Iterator[World]:
         size //= 2
     for name in ("late", "discard", "early"):
         if getattr(world, name):
-            yield dataclasses.replace(world, **{name: 0.0})
+            yield World.from_json({**world.to_json(), name: 0.0})
     for index, arrival in enumerate(arrivals):
         for smaller in _simpler(arrival):
             yield dataclasses.replace(world, arrivals=[*arrivals[:index], smaller, *arrivals[index + 1 :]])
@@ -56,7 +56,7 @@ def _candidates(world: World) -> Iterator[World]:
 def _simpler(arrival: Arrival) -> Iterator[Arrival]:
     for name, value in _QUIET.items():
         if getattr(arrival, name) != value:
-            yield dataclasses.replace(arrival, **{name: value})
+            yield Arrival(**{**dataclasses.asdict(arrival), name: value})
     if arrival.prompt_len > 2:
         yield dataclasses.replace(arrival, prompt_len=arrival.prompt_len // 2, replay_start=0)
     if arrival.max_tokens > 1:

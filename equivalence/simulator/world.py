@@ -18,9 +18,12 @@ _ORDINARY_TOKENS = [token for token in range(VOCABULARY) if token != STOP_TOKEN]
 
 @dataclass
 class Arrival:
-    """A request. rank: where it comes; tick: when it comes; compile_ticks: how long its grammar takes, negative: it fails after as many;
+    """A request.
+
+    rank, tick: where and when it comes; compile_ticks: how long its grammar takes, negative: it fails after as many;
     abort_tick: when it is aborted (0: never); abort_in_flight: between schedule and commit; fails_after: output tokens
-    after which it ends with an error (0: never)."""
+    after which it ends with an error (0: never).
+    """
 
     request_id: int
     rank: int
@@ -43,8 +46,9 @@ class World:
     """Limits as in the constructor of the scheduler, then the actors.
 
     ranks: that vote together; steps: no request arrives once a rank has launched that many; window: of the simulated
-    ring; acceptance: chance of a right draft; lengths: share of ticks that bring new verification lengths; late: share of steps that take several ticks; discard: share of steps that fail; early: share of asynchronous steps
-    that are committed before the next is scheduled; crowd: most live requests at a time.
+    ring; acceptance: chance of a right draft; lengths: share of ticks that bring new verification lengths; late: share
+    of steps that take several ticks; discard: share of steps that fail; early: share of asynchronous steps that are
+    committed before the next is scheduled; crowd: most live requests of a rank at a time.
     """
 
     seed: int
@@ -143,7 +147,7 @@ def _draw_arrivals(rng: random.Random, world: World) -> list[Arrival]:
     long_outputs = rng.random() < 0.6
     share = rng.choice([1, 2, 4, 5])  # of the longest sequence that a prompt may take, in quarters
     balance = rng.choice([0.3, 1.0])  # how evenly the ranks are loaded
-    arrivals = []
+    arrivals: list[Arrival] = []
     tick = 0.0
     while tick < 4 * world.steps and len(arrivals) < world.ranks * world.steps:
         length = rng.randint(1, max(1, world.max_model_len * share // 4))

@@ -21,8 +21,8 @@ class Admission(Enum):
 class Pool:
     """Numbers 1 .. size - 1; number 0 is reserved for padding and never handed out.
 
-    name: for messages; free: ready to be handed out, the last first; deferred: (fence, numbers), oldest first: they return when the
-    step with the number `fence` is committed.
+    name: for messages; free: ready to be handed out, the last first; deferred: (fence, numbers), oldest first: they
+    return when the step with the number `fence` is committed.
     """
 
     def __init__(self, name: str, size: int) -> None:

@@ -1,0 +1,187 @@
+"""The rules of the scheduler, one small scene each; long random worlds are in the check `scheduler`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from reference.scheduler import Scheduler
+from reference.scheduling.pool import Admission
+from reference.scheduling.step_plan import StepPlan
+
+pytestmark = pytest.mark.ci
+
+LIMITS = {
+    "num_pages": 13,
+    "page_size": 4,
+    "num_slots": 5,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 8,
+    "max_model_len": 40,
+}
+
+
+def make(**changes: object) -> Scheduler:
+    """A scheduler of 12 pages of 4 tokens."""
+    return Scheduler(**{**LIMITS, **changes})  # type: ignore[arg-type]
+
+
+def step(scheduler: Scheduler) -> StepPlan:
+    """Schedule and commit one step in which every sampled row gives one token."""
+    plan = scheduler.schedule()
+    if plan is None:
+        raise RuntimeError("nothing to run")
+    give(scheduler, plan)
+    return plan
+
+
+def give(scheduler: Scheduler, plan: StepPlan) -> list[int]:
+    """Commit one token for each sampled row."""
+    counts = [int(row >= 0) for row in plan.sample_rows]
+    return scheduler.commit(plan.step_id, plan.request_ids, [7] * sum(counts), counts, [False] * len(counts))
+
+
+def call_often(scheduler: Scheduler) -> None:
+    """Ask for steps and give no result."""
+    for _ in range(9):
+        scheduler.schedule()
+
+
+def test_prefill_comes_first_and_kinds_are_not_mixed() -> None:
+    scheduler = make()
+    scheduler.add(1, [5, 6, 7], 4)
+    step(scheduler)
+    scheduler.add(2, [8], 4)
+    assert [(step(scheduler).kind, scheduler.num_running) for _ in range(2)] == [("prefill", 2), ("decode", 2)]
+
+
+def test_a_long_prompt_is_chunked_on_the_grid_and_keeps_its_turn() -> None:
+    scheduler = make(chunk_grid=3)
+    scheduler.add(1, list(range(19)), 4)
+    scheduler.add(2, [1], 4)
+    plans = [step(scheduler) for _ in range(4)]
+    assert [plan.kv_lens for plan in plans] == [[6], [12], [19, 1], [20, 2]]
+    assert [plan.sample_rows for plan in plans] == [[-1], [-1], [6, 7], [0, 1]]
+    assert [plan.fresh for plan in plans] == [[True], [False], [False, True], [False, False]]
+
+
+def test_a_head_that_does_not_fit_is_not_overtaken() -> None:
+    scheduler = make(max_num_batched_tokens=64)
+    scheduler.add(1, [1] * 20, 4)
+    scheduler.add(2, [1] * 28, 4)
+    scheduler.add(3, [1], 4)
+    assert step(scheduler).request_ids == [1]
+    assert step(scheduler).kind == "decode"
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "reason"),
+    [(60, 1, "leaves no room in max_model_len 60"), (20, 30, "needs 13 pages at its longest, and there are 12")],
+)
+def test_what_can_never_run_is_refused_with_numbers(prompt_len: int, max_tokens: int, reason: str) -> None:
+    scheduler = make(max_model_len=60)
+    assert scheduler.add(1, [1] * prompt_len, max_tokens) is Admission.NEVER
+    assert reason in scheduler.explain_never(prompt_len, max_tokens)
+    assert not scheduler.has_work()
+
+
+def test_the_most_recently_admitted_request_is_preempted_and_comes_back_first() -> None:
+    scheduler = make(num_pages=6, max_cache_usage=1.0)
+    for key in (1, 2):
+        scheduler.add(key, [key] * 6, 12)
+    scheduler.add(3, [3], 2)
+    while scheduler.num_preemptions == 0:
+        step(scheduler)
+    assert (scheduler.state(1), scheduler.state(2)) == ("running", "waiting")
+    assert scheduler.request_ids() == [1, 2, 3]
+    assert scheduler.tokens(2)[:6] == [2] * 6
+    assert len(scheduler.tokens(2)) > 6
+
+
+def test_an_aborted_request_leaves_a_zombie_and_its_pages_wait() -> None:
+    scheduler = make(max_in_flight=2)
+    scheduler.add(1, [1, 2], 9)
+    scheduler.add(2, [3], 9)
+    step(scheduler)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    if first is None or second is None:
+        raise RuntimeError("two steps must be in flight")
+    assert (second.tokens, second.previous_rows) == ([-1, -1], [0, 1])
+    scheduler.abort(1)
+    assert (scheduler.num_deferred_pages, scheduler.num_deferred_slots) == (1, 1)
+    assert give(scheduler, first) == [0, 1]
+    assert scheduler.num_deferred_pages == 1
+    assert give(scheduler, second) == [0, 1]
+    assert scheduler.num_deferred_pages == 0
+    scheduler.check_integrity()
+
+
+def test_drafts_stay_within_the_limit_and_the_verify_length() -> None:
+    scheduler = make(nextn=3, max_num_batched_tokens=16)
+    scheduler.add(1, [1, 2], 6)
+    plan = scheduler.schedule()
+    if plan is None:
+        raise RuntimeError("nothing to run")
+    scheduler.commit(plan.step_id, [1], [9], [1], [False], [4, 5, 6], [3])
+    scheduler.set_verify_lengths([1, 99], [2, 0])
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert (plan.tokens, plan.positions, plan.sample_rows) == ([9, 4, 5], [2, 3, 4], [0])
+
+
+def test_after_a_failed_step_everything_is_computed_again() -> None:
+    scheduler = make()
+    scheduler.add(1, [1, 2, 3], 9)
+    step(scheduler)
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.discard(plan.step_id)
+    again = scheduler.schedule()
+    assert again is not None
+    assert (again.kind, again.tokens, again.fresh) == ("prefill", [1, 2, 3, 7], [True])
+
+
+def test_a_request_ends_by_length_and_all_is_free() -> None:
+    scheduler = make()
+    scheduler.add(1, [1, 2, 3], 3)
+    steps = 0
+    while scheduler.has_work():
+        step(scheduler)
+        steps += 1
+    assert (steps, scheduler.num_free_pages, scheduler.num_free_slots) == (3, 12, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.add(1, [1], 1), "request_id 1 is negative or in use"),
+        (lambda s: s.add(2, [], 1), "at least one token"),
+        (lambda s: s.add(2, [1], 0), "max_tokens must be at least 1, not 0"),
+        (lambda s: s.add(2, [1], 1, 2), "replay_start must be in 0 .. 1, not 2"),
+        (lambda s: s.pages(9), "request_id 9 is not live"),
+        (lambda s: s.commit(4, [1], [1], [1], [False]), "step 4 is not the oldest of [1] in flight"),
+        (lambda s: s.commit(1, [2], [1], [1], [False]), "request_ids [2] are not the plan's [1]"),
+        (lambda s: s.commit(1, [1], [], [0], [False]), "is 0, allowed 1 .. 1"),
+        (lambda s: s.commit(1, [1], [1, 2], [2], [False]), "is 2, allowed 1 .. 1"),
+        (lambda s: s.commit(1, [1], [1], [1], [False], [1], [1]), "draft_counts [1] must be in 0 .. 0"),
+        (lambda s: s.set_verify_lengths([1], [1]), "lengths [1] of requests [1]"),
+    ],
+)
+def test_a_refusal_names_the_argument_and_changes_nothing(call: object, message: str) -> None:
+    scheduler = make()
+    scheduler.add(1, [1, 2], 5)
+    scheduler.schedule()
+    before = scheduler.dump()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call(scheduler)  # type: ignore[operator]
+    assert scheduler.dump() == before
+
+
+def test_too_many_calls_without_progress_are_a_stall_with_a_dump() -> None:
+    scheduler = make(stall_limit=3, max_in_flight=9)
+    scheduler.add(1, [1, 2], 5)
+    step(scheduler)
+    with pytest.raises(RuntimeError, match="stall") as caught:
+        call_often(scheduler)
+    assert "request 1: running, 3 of 7 tokens" in str(caught.value)
