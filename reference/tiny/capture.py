@@ -5,7 +5,8 @@ Knows functions and static tensors. Knows nothing about the model's meaning or t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -16,6 +17,16 @@ from reference.model import attention, hyper_connections, indexer, linear, moe, 
 from reference.tiny import batched_experts
 
 WARM_UP_STEPS = 3
+COMPILED = (
+    (linear, ("quantized_linear", "bf16_linear")),
+    (norm, ("rms_norm",)),
+    (hyper_connections, ("mix", "collapse", "expand")),
+    (rope, ("rotate",)),
+    (attention, ("core",)),
+    (indexer, ("scores",)),
+    (batched_experts, ("weighted_sum",)),
+    (formats, ("encode_fp4_rows", "encode_fp8_tiles", "encode_fp8_rows")),
+)
 
 
 def batch_experts() -> None:
@@ -23,22 +34,19 @@ def batch_experts() -> None:
     moe.moe = batched_experts.batched_moe
 
 
-def compile_substeps() -> None:
-    """Replace the element-wise heavy sub-steps of the reference by their compiled selves (same formulas, fused)."""
+@contextlib.contextmanager
+def compiled_substeps() -> Iterator[None]:
+    """Inside, the element-wise heavy sub-steps of the reference are their compiled selves (same formulas, fused)."""
     torch._dynamo.config.recompile_limit = 256
     torch._inductor.config.emulate_precision_casts = True  # keep the bf16 rounding of fused values
-    for module, names in (
-        (linear, ("quantized_linear", "bf16_linear")),
-        (norm, ("rms_norm",)),
-        (hyper_connections, ("mix", "collapse", "expand")),
-        (rope, ("rotate",)),
-        (attention, ("core",)),
-        (indexer, ("scores",)),
-        (batched_experts, ("weighted_sum",)),
-        (formats, ("encode_fp4_rows", "encode_fp8_tiles", "encode_fp8_rows")),
-    ):
-        for name in names:
-            setattr(module, name, torch.compile(getattr(module, name), dynamic=False))
+    plain = [(module, name, getattr(module, name)) for module, names in COMPILED for name in names]
+    for module, name, function in plain:
+        setattr(module, name, torch.compile(function, dynamic=False))
+    try:
+        yield
+    finally:
+        for module, name, function in plain:
+            setattr(module, name, function)
 
 
 class PlainStep:

@@ -24,11 +24,11 @@ TRAINING = Numerics(compute_dtype=torch.float32, straight_through=True, static_s
 RULES = {
     "embedding": Rule("adam", 0.01),
     "head": Rule("adam", 0.004),
-    "table": Rule("adam", 0.01),
+    "table": Rule("adam", 0.01, decay=0.1),
     "vector": Rule("adam", 0.004),
     "router": Rule("adam", 0.004),
     "mixing": Rule("adam", 0.002),
-    "matrix": Rule("muon", 0.02, decay=0.01),
+    "matrix": Rule("muon", 0.02, decay=0.05),
 }
 BALANCE_RATE = 1e-3
 ROUTER_BIAS = "router_bias"
@@ -119,12 +119,6 @@ class BackboneStage(Stage):
         self.update(language + index, {f"layers.{i}.ffn.gate.bias": trace[f"L{i}.chosen"] for i in layers})
         return torch.stack((language.detach(), index.detach()))
 
-    @torch.no_grad()
-    def evaluate(self, ids: Tensor) -> Tensor:
-        """Mean loss in nats of ids [B, T + 1]."""
-        model = self.model.with_weights(self.weights.values())
-        return losses.cross_entropy(model.forward(ids[:, :-1]), ids[:, 1:])
-
 
 class DraftStage(Stage):
     """DSpark's draft blocks and heads on a frozen backbone, teacher-forced on the corpus."""
@@ -166,9 +160,3 @@ class DraftStage(Stage):
         self.update(parts.total, {f"mtp.{m}.ffn.gate.bias": routes[f"M{m}.chosen"] for m in blocks})
         scalars = [part.detach() for part in parts[:4]]
         return torch.stack((*scalars, parts.overlap[0], parts.overlap[-1]))
-
-    @torch.no_grad()
-    def evaluate(self, ids: Tensor) -> Tensor:
-        """Mean loss of ids [B, T + 1] over evenly spread anchors."""
-        last = ids.shape[1] - 2 - self.config.dspark_block_size
-        return self.losses(ids, torch.arange(0, last + 1, 8, device=ids.device)).total
