@@ -28,7 +28,7 @@ from reference.model.transformer import ReferenceModel
 from reference.spec.errors import RequestError
 from reference.spec.outputs import CompletionOutput
 from reference.spec.speculation import Verification
-from reference.verification import Proposal, Verdict
+from reference.verification import Proposal, Source, Verdict
 
 
 class Drafter(Protocol):
@@ -86,6 +86,7 @@ class Speculation:
 
     nextn: most drafts of a block, 0..block size. rule, alpha: see `reference.verification`.
     length: most drafts that block number b, from 0, verifies; None: all. record: told of every block.
+    source: (seed, sample index) -> where random decisions come from.
 
     Raises:
         RequestError: nextn is out of range.
@@ -97,6 +98,7 @@ class Speculation:
     alpha: float = 1.0
     length: Callable[[int], int] | None = None
     record: Callable[[Block], None] | None = None
+    source: Callable[[int, int], Source] = sampler.Noise
 
     def __post_init__(self) -> None:
         if not 0 <= self.nextn <= self.drafter.block_size:
@@ -105,7 +107,7 @@ class Speculation:
     def __call__(self, call: Call, index: int) -> CompletionOutput:
         """The completion number `index`: its first token alone, then blocks."""
         completion = call.completion(index)
-        noise = sampler.Noise(call.seed, index)
+        noise = self.source(call.seed, index)
         self._commit(call, completion, Proposal([], []), noise)
         number = 0
         while not completion.ended:
@@ -120,9 +122,7 @@ class Speculation:
             number += 1
         return completion.output
 
-    def _propose(
-        self, call: Call, completion: Completion, limit: int, noise: sampler.Noise
-    ) -> tuple[Proposal, list[float]]:
+    def _propose(self, call: Call, completion: Completion, limit: int, noise: Source) -> tuple[Proposal, list[float]]:
         """Up to `limit` drafts after the newest token, and the raw confidences of all `nextn` slots."""
         if self.nextn == 0:
             return Proposal([], []), []
@@ -145,7 +145,7 @@ class Speculation:
         drafted = self.drafter.propose(tokens, choose, call.replay_start)
         return proposal, drafted.confidence[0, : self.nextn].tolist()
 
-    def _commit(self, call: Call, completion: Completion, proposal: Proposal, noise: sampler.Noise) -> Verdict:
+    def _commit(self, call: Call, completion: Completion, proposal: Proposal, noise: Source) -> Verdict:
         """Verify a block, and append what it commits until the completion ends."""
         context = call.context(completion)
         tokens = [*context.prompt, *context.output]
