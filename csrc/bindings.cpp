@@ -27,12 +27,21 @@ std::span<const T> view(const char* name, const Array<T>& array) {
     if (array.ndim() != 1) {
         throw std::invalid_argument(std::string(name) + ": has " + std::to_string(array.ndim()) + " dimensions, must have 1");
     }
+    if (reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) != 0) {
+        throw std::invalid_argument(std::string(name) + ": is not aligned to its elements");
+    }
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
 template <typename T>
 std::span<const T> view(const char* name, const std::optional<Array<T>>& array) {
     return array ? view(name, *array) : std::span<const T>{};
+}
+
+// Booleans as bytes: a byte of an array of them may hold any value.
+std::span<const std::uint8_t> view_bytes(const char* name, const Array<bool>& array) {
+    const auto booleans = view(name, array);
+    return {reinterpret_cast<const std::uint8_t*>(booleans.data()), booleans.size()};
 }
 
 // An array that takes over the vector: no copy, freed with the last array that refers to it.
@@ -177,7 +186,7 @@ void bind_steps(py::class_<LockedScheduler>& scheduler) {
            const Array<std::int64_t>& tokens, const Array<std::int32_t>& counts, const Array<bool>& finished,
            const std::optional<Array<std::int64_t>>& draft_tokens, const std::optional<Array<std::int32_t>>& draft_counts) {
             const StepResult result{view("request_ids", request_ids), view("tokens", tokens),
-                                    view("counts", counts),           view("finished", finished),
+                                    view("counts", counts),           view_bytes("finished", finished),
                                     view("draft_tokens", draft_tokens), view("draft_counts", draft_counts)};
             return own(self.with([&](Scheduler& s) { return s.commit(step_id, result); }));
         },

@@ -65,7 +65,7 @@ void Scheduler::check_result(const Flight& flight, const StepResult& result) con
             return at("request_ids", i, result.request_ids[i]) + "the plan has request " + std::to_string(row.request_id) + " there";
         });
         const bool live = find_live(row) != nullptr;
-        const bool must_yield = live && row.sampled && !result.finished[i];
+        const bool must_yield = live && row.sampled && result.finished[i] == 0;
         require_range("counts", i, result.counts[i], must_yield ? 1 : 0, live && !row.sampled ? 0 : 1 + row.drafts);
     }
     require_length("tokens", result.tokens, sum(result.counts));
@@ -104,7 +104,7 @@ std::vector<std::int32_t> Scheduler::commit(std::int64_t step_id, const StepResu
         }
         appended[i] = result.counts[i];
         settle(*request, row, tokens, drafts);
-        if (result.finished[i] || request->length() >= request->limit) {
+        if (result.finished[i] != 0 || request->length() >= request->limit) {
             request->state = RequestState::ENDED;
             release_resources(*request);
             any_ended = true;

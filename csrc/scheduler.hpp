@@ -30,7 +30,7 @@ struct StepResult {
     std::span<const std::int64_t> request_ids;   // [R]
     std::span<const std::int64_t> tokens;        // [sum(counts)]
     std::span<const std::int32_t> counts;        // [R]
-    std::span<const bool> finished;              // [R]
+    std::span<const std::uint8_t> finished;      // [R] 0: it goes on
     std::span<const std::int64_t> draft_tokens;  // [sum(draft_counts)]
     std::span<const std::int32_t> draft_counts;  // [R] or empty
 };

@@ -80,6 +80,7 @@ def test_drafts_need_pages_and_rows() -> None:
         ((1, np.zeros(3, np.int32), 1), TypeError, "prompt"),
         ((1, np.zeros(6, np.int64)[::2], 1), TypeError, "prompt"),
         ((1, [1, 2, 3], 1), TypeError, "prompt"),
+        ((1, np.zeros(17, np.uint8)[1:].view(np.int64), 1), ValueError, "prompt: is not aligned"),
         ((2**64, np.zeros(3, np.int64), 1), TypeError, "request_id"),
     ],
 )
@@ -267,6 +268,16 @@ def test_a_finished_request_frees_what_it_holds_and_others_go_on(rng: np.random.
     assert world.scheduler.request_ids().tolist() == [1]
     world.run()
     assert world.outputs == {0: lone_run(prompts[0], 2), 1: lone_run(prompts[1], 8)}
+
+
+def test_any_byte_but_zero_means_finished() -> None:
+    world = World.make()
+    add_all(world, [[1, 2, 3], [4]], 8)
+    plan = world.launch()
+    assert plan is not None
+    finished = np.array([2, 0], np.uint8).view(np.bool_)
+    world.scheduler.commit(plan.step_id, plan.request_ids, np.array([5, 6]), np.array([1, 1], np.int32), finished)
+    assert world.scheduler.request_ids().tolist() == [1]
 
 
 def _commit_arguments(world: World) -> dict:
