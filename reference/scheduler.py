@@ -421,7 +421,7 @@ class Scheduler:
         """One row and the drafts of every request that can have its pages; empty in a group, None alone."""
         plan = self._new_plan("decode")
         for request in self._decodable():
-            if request in self.holders and self._find_room(plan, request):
+            if request.state == "running" and self._find_room(plan, request):
                 self._decode_rows(plan, request)
         if not plan.request_ids and self.reduce is None:
             return None
