@@ -143,7 +143,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--regime", required=True, choices=get_args(Regime), help="temperature 0, or above")
     parser.add_argument("--output", required=True, type=Path, help="table file to write")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         table = fit(read_rows(options.rows), options.rule, options.regime)
         table.to_file(options.output)
@@ -157,4 +156,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     sys.exit(main())

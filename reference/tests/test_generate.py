@@ -13,7 +13,7 @@ from reference import sampler
 from reference.completion import first_stop
 from reference.generate import generate
 from reference.sampler import Role
-from reference.spec.errors import RequestError
+from reference.spec.errors import RequestError, UnsupportedError
 from reference.spec.outputs import CompletionOutput
 from reference.spec.sampling import SamplingParams
 
@@ -155,3 +155,76 @@ def test_a_bad_prompt_is_refused(prompt: list[Any]) -> None:
 def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="tokenizer"):
         generate(Counter(), None, [2], SamplingParams(stop=("x",)), 0)
+
+
+def test_penalties_count_the_output_as_it_grows() -> None:
+    class Two(Counter):
+        def forward(self, tokens: torch.Tensor, replay_start: int = 0) -> torch.Tensor:
+            return torch.tensor([[0.0, -9.0, 0.0, 3.0, 2.5, 2.0] + [-9.0] * 6] * len(tokens), dtype=torch.float64)
+
+    def made(**options: Any) -> list[int]:
+        return (
+            generate(Two(), None, [3], SamplingParams(temperature=0, max_tokens=5, **options), 0).outputs[0].token_ids
+        )
+
+    assert made() == [3, 3, 3, 3, 3]
+    assert made(presence_penalty=0.75) == [3, 4, 3, 3, 3]
+    assert made(frequency_penalty=0.75) == [3, 4, 3, 5, 4]
+    assert made(repetition_penalty=2.0) == [4, 5, 3, 3, 3]  # the prompt counts: 1.5, then 1.25, then 1.0
+    assert made(logit_bias={0: 4.0}) == [0] * 5
+
+
+def test_prompt_logprobs_tell_every_token_but_the_first() -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    entries = generate(Counter(), None, [2, 3, 5], params, 0).prompt_logprobs
+    assert entries is not None and entries[0] is None
+    assert [list(entry or ()) for entry in entries[1:]] == [[3], [5, 4]]
+    total = math.exp(9) + math.exp(5) + VOCAB - 2
+    third = entries[2] or {}
+    assert (third[5].rank, third[4].rank) == (3, 1)
+    assert third[5].logprob == pytest.approx(-math.log(total), abs=1e-6)
+    assert generate(Counter(), None, [2, 3, 5], SamplingParams(max_tokens=1), 0).prompt_logprobs is None
+
+
+def test_a_request_for_prompt_logprobs_is_not_replayed_from_later() -> None:
+    class Replayed(Counter):
+        def forward(self, tokens: torch.Tensor, replay_start: int = 0) -> torch.Tensor:
+            return super().forward(tokens) + torch.eye(VOCAB, dtype=torch.float64)[7] * replay_start
+
+    params = SamplingParams(temperature=0, max_tokens=1)
+    assert generate(Replayed(), None, [2, 3], params, 0, replay_start=20).outputs[0].token_ids == [7]
+    told = generate(Replayed(), None, [2, 3], SamplingParams(temperature=0, prompt_logprobs=0), 0, replay_start=20)
+    assert told.outputs[0].token_ids[0] == 4
+
+
+def test_processed_logprobs_are_asked_for_by_name() -> None:
+    params = SamplingParams(top_k=1, max_tokens=2, logprobs=3)
+    raw, processed = (
+        generate(Counter(), None, [2], params, 0, logprobs_mode=mode).outputs[0]
+        for mode in ("raw_logprobs", "processed_logprobs")
+    )
+    assert raw.token_ids == processed.token_ids == [3, 4]
+    assert [list(entry) for entry in raw.logprobs or ()] == [[3, EOS, 0], [4, EOS, 0]]
+    assert [list(entry) for entry in processed.logprobs or ()] == [[3], [4]]
+    assert processed.cumulative_logprob == 0.0 and (raw.cumulative_logprob or 0.0) < 0.0
+
+
+def test_padding_of_the_vocabulary_is_never_drawn_nor_taken() -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=12)
+    done = generate(Counter(), None, [8], params, 0, vocab_size=10).outputs[0]
+    assert done.token_ids == [9, EOS]
+    assert all(max(entry) < 10 for entry in done.logprobs or ())
+    with pytest.raises(RequestError, match="prompt id 10"):
+        generate(Counter(), None, [10], params, 0, vocab_size=10)
+
+
+def test_options_outside_the_vocabulary_or_not_served_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"logit_bias names token 12; ids are 0\.\.11"):
+        generate(Counter(), None, [2], SamplingParams(logit_bias={VOCAB: 1.0}), 0)
+    with pytest.raises(UnsupportedError, match="so_args"):
+        generate(Counter(), None, [2], SamplingParams(so_args={"schema_type": "regex", "schema": "a"}), 0)
+
+
+def test_a_dead_end_of_a_grammar_is_an_error() -> None:
+    with pytest.raises(RequestError, match="masked"):
+        generate(Counter(), None, [2], SamplingParams(), 0, grammar=lambda output: torch.zeros(VOCAB, dtype=torch.bool))
