@@ -20,7 +20,7 @@ from reference.generate import generate
 from reference.model.transformer import ReferenceModel
 from reference.spec import CompletionOutput
 
-PROMPTS = ("In the beginning ", "And it came to pass, that ", "hacker: n. ", "The king said unto ")
+PROMPTS = ("And it came to pass", "And the king said unto", "hacker: n.", "The list object has a method")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
