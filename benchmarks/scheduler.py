@@ -1,8 +1,8 @@
 """Microseconds a decode step costs the host: `python -m benchmarks.scheduler --running 1,16,64,256,1024,4096`.
 
 A step is one call of schedule and one of commit; the arrays of the result are made between them, untimed, and no model
-runs. Both schedulers do the same steps in the same run, rounds alternate, medians of the decode steps are reported. Under
-memory pressure the pool is all but full, so that steps preempt; the requests left in a step stand beside the figure.
+runs. Both schedulers do the same steps in the same run, rounds alternate, medians of the decode steps are reported.
+Under memory pressure the pool is all but full, so that steps preempt; the requests left in a step stand beside it.
 Knows the common surface of the two schedulers; knows nothing about how either works.
 """
 
@@ -137,7 +137,7 @@ class ReferenceDriver:
 class Figure:
     """Medians over the timed steps of all rounds.
 
-    optimized, reference: microseconds a step; rows: requests in a step of the core; preemptions: of the core, one round.
+    optimized, reference: microseconds a step; rows: requests in a step of the core; preemptions: of the core, a round.
     """
 
     workload: Workload

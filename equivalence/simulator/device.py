@@ -20,10 +20,11 @@ Drafter = Callable[[int, int], list[int]]
 class StepResult:
     """What a step gives, by index of the request in the plan.
 
-    tokens: accepted and sampled ids, empty for a chunk that is not the last; drafts: for the next step; ends: true
-    length of the sequence afterwards, the last token included.
+    rows: how many it had; tokens: accepted and sampled ids, none for a chunk that is not the last; drafts: for the next
+    step; ends: true length of the sequence afterwards, the last token included.
     """
 
+    rows: list[int] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     drafts: list[list[int]] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
@@ -64,6 +65,7 @@ class Device:
             else:
                 new = self._verify(plan, index, start, tokens)
             end = start + len(tokens) if plan.kind == "prefill" else start + 1
+            result.rows.append(plan.query_start[index + 1] - plan.query_start[index])
             result.tokens.append(new)
             result.ends.append(end + len(new))
             result.drafts.append(drafter(plan.request_ids[index], end + len(new)) if new else [])
@@ -77,7 +79,7 @@ class Device:
         self.rings[plan.slots[index]] = [POISON] * self.ring_size
 
     def _inputs(self, plan: PlanRows, index: int, previous: StepResult | None) -> tuple[int, list[int]]:
-        """True first position and true tokens of a request's rows."""
+        """True first position and true tokens of a request's rows: the host assumed that all drafts are accepted."""
         begin, end = plan.query_start[index], plan.query_start[index + 1]
         tokens = plan.tokens[begin:end]
         row = plan.previous_rows[index]
@@ -86,7 +88,8 @@ class Device:
         if previous is None:
             raise RuntimeError(f"step {plan.step_id} refers to row {row} of a step in flight, and there is none")
         known = [*previous.tokens[row][-1:], *previous.drafts[row]]
-        return previous.ends[row] - 1, known[: len(tokens)]
+        rejected = previous.rows[row] - len(previous.tokens[row])
+        return plan.positions[begin] - rejected, known[: len(tokens)]
 
     def _write(self, plan: PlanRows, index: int, start: int, tokens: list[int]) -> None:
         table, size, ring = plan.page_table[index], self.page_size, self.rings[plan.slots[index]]
