@@ -81,14 +81,14 @@ def main() -> None:
     logger.info("%s", results)
     start = prompts(stream, arguments.requests, arguments.prompt).to(device)
     total = arguments.prompt + arguments.new_tokens
-    results["acceptance"] = []
+    measured = []
     for temperature in (0.0, 1.0):
         gumbel = acceptance.noise((len(start), total, loaded.config.vocab_size), int(temperature), device)
         ids = acceptance.continue_text(model, start, arguments.new_tokens, temperature, gumbel)
-        measured = acceptance.measure(model, ids, arguments.prompt, temperature, gumbel)
-        results["acceptance"].append(dataclasses.asdict(measured))
-        logger.info("%s", measured)
-    arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        measured.append(acceptance.measure(model, ids, arguments.prompt, temperature, gumbel))
+        logger.info("%s", measured[-1])
+    record = {**results, "acceptance": [dataclasses.asdict(one) for one in measured]}
+    arguments.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Knows the model, its losses and which tensor is trained how. Knows nothing about
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 
 import numpy as np
@@ -53,8 +54,10 @@ def role(name: str) -> str:
     return "matrix"
 
 
-class Stage:
-    """What both stages share: masters, their optimizer, and the biases of the routers."""
+class Stage(abc.ABC):
+    """What both stages share: masters, their optimizer, and the biases of the routers. metrics: names of `step`'s."""
+
+    metrics: tuple[str, ...]
 
     def __init__(self, config: ModelConfig, values: Mapping[str, Tensor], token_map: Tensor, drafting: bool) -> None:
         device = token_map.device
@@ -71,6 +74,14 @@ class Stage:
         }
         self.untrained = {n: v.to(device) for n, v in values.items() if n not in specs}
         self.model = ReferenceModel(config, {n: v.to(device) for n, v in values.items()}, token_map, TRAINING)
+
+    @abc.abstractmethod
+    def batch(self, stream: TokenStream, rng: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, ...]:
+        """Inputs of one step, drawn from `count` windows of `length` tokens."""
+
+    @abc.abstractmethod
+    def step(self, *inputs: Tensor) -> Tensor:
+        """One update; returns the metrics, one scalar each."""
 
     def update(self, loss: Tensor, chosen: Mapping[str, Tensor]) -> None:
         """Backward pass, optimizer step, load balancing. chosen: bool [..., E] by the name of the router's bias."""
@@ -108,8 +119,9 @@ class BackboneStage(Stage):
         """Inputs of one step: ids [count, length + 1]."""
         return (stream.windows(rng, count, length + 1),)
 
-    def step(self, ids: Tensor) -> Tensor:
+    def step(self, *inputs: Tensor) -> Tensor:
         """One update; returns the metrics, [2]."""
+        (ids,) = inputs
         model = self.model.with_weights(self.weights.values())
         trace: dict[str, Tensor] = {}
         logits = model.forward(ids[:, :-1], trace=trace)  # [B, T, V]
@@ -152,8 +164,9 @@ class DraftStage(Stage):
         )
         return losses.draft_losses(proposed, target, labels, self.decay)
 
-    def step(self, ids: Tensor, anchors: Tensor) -> Tensor:
+    def step(self, *inputs: Tensor) -> Tensor:
         """One update; returns the metrics, [6]."""
+        ids, anchors = inputs
         routes: dict[str, Tensor] = {}
         parts = self.losses(ids, anchors, routes)
         blocks = range(self.config.num_nextn_predict_layers)

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from reference.checkpoint import load_checkpoint, save_checkpoint
 from reference.spec.config import ModelConfig
+from reference.spec.errors import CheckpointError
 from reference.spec.token_map import checked_token_map
 from reference.tiny import capture
 from reference.tiny.data import TokenStream, load_streams
@@ -94,18 +95,24 @@ def parse() -> argparse.Namespace:
 
 
 def make_stage(arguments: argparse.Namespace) -> tuple[Stage, Path]:
-    """The stage over its starting weights, and the tokenizer that its checkpoint carries."""
+    """The stage over its starting weights, and the tokenizer that its checkpoint carries.
+
+    Raises:
+        CheckpointError: the starting checkpoint has no tokenizer.
+    """
     device = torch.device(arguments.device)
     if arguments.checkpoint is not None:
         loaded = load_checkpoint(arguments.checkpoint)
-        config, values, token_map, tokenizer = loaded.config, loaded.weights, loaded.token_map, loaded.tokenizer_path
+        config, values, tokenizer = loaded.config, loaded.weights, loaded.tokenizer_path
+        if tokenizer is None:
+            raise CheckpointError(f"{arguments.checkpoint}: has no tokenizer.json")
         if arguments.stage == "draft":
             fresh = initial_values(config, arguments.seed)
             values = {name: fresh[name] if name.startswith("mtp.") else value for name, value in values.items()}
     else:
         config, tokenizer = ModelConfig.from_file(arguments.config), arguments.tokenizer
         values = initial_values(config, arguments.seed)
-        token_map = torch.from_numpy(checked_token_map(tokenizer, config))
+    token_map = torch.from_numpy(checked_token_map(tokenizer, config))
     return STAGES[arguments.stage](config, values, token_map.to(device)), tokenizer
 
 

@@ -42,6 +42,7 @@ def test_every_branch_of_the_architecture_is_alive(bundled: Checkpoint) -> None:
     sources = [config.compress_ratios[layer] for layer in config.kv_source_layer_ids]
     layers = range(config.num_hidden_layers)
     assert {0, 1, 2} <= set(config.compress_ratios) and sources.count(2) >= 2
+    assert config.candidate_source_layer_id is not None
     assert config.compress_ratios[config.candidate_source_layer_id] == 1
     assert any(config.uses_candidates(layer) for layer in layers)
     assert any(config.index_source(layer) not in (layer, None) for layer in layers)

@@ -74,8 +74,10 @@ def test_a_stage_trains_its_own_part_and_nothing_else(kind: type, seed: int) -> 
 def test_stored_values_carry_the_gradient_straight_to_the_masters(seed: int) -> None:
     specs = value_specs(CONFIG)
     weights = MasterWeights(initial_values(CONFIG, seed), specs, role, torch.device("cpu"))
-    sum((index + 1) * value.sum() for index, value in enumerate(weights.values().values())).backward()
+    sums = [(index + 1) * value.sum() for index, value in enumerate(weights.values().values())]
+    torch.stack(sums).sum().backward()
     for _, master in weights.masters():
+        assert master.grad is not None
         each = master.grad.flatten(1)
         assert torch.equal(each, each[:, :1].expand_as(each))
 
@@ -98,6 +100,7 @@ def test_a_random_checkpoint_is_a_function_of_its_seed(tmp_path: Path, seed: int
 def test_a_random_checkpoint_has_a_tokenizer_that_fits(tmp_path: Path, seed: int) -> None:
     config = random_checkpoint(CONFIG, seed, tmp_path)
     loaded = load_checkpoint(tmp_path)
+    assert loaded.token_map is not None
     token_map = engram_token_map(tmp_path / "tokenizer.json", config.vocab_size)
     assert loaded.config == config and len(token_map) == config.vocab_size
     assert loaded.token_map.tolist() == token_map.tolist()
