@@ -11,6 +11,7 @@ import torch
 from reference import adjustments, logprobs, sampler
 from reference.adjustments import Context
 from reference.spec.errors import RequestError
+from reference.spec.outputs import Logprob
 from reference.spec.sampling import SamplingParams
 from reference.tests import oracle
 
@@ -91,7 +92,7 @@ def test_one_token_that_is_left_is_certain(seed: int) -> None:
     for temperature in (0.0, 1e-4, 1.0, 1e300):
         drawn = sampler.draw(logits, SamplingParams(temperature=temperature), seed=seed, position=1, context=context)
         assert drawn.token == 1
-        assert logprobs.report(drawn.row, 1, 3) == {1: logprobs.Logprob(0.0, 1)}
+        assert logprobs.report(drawn.row, 1, 3) == {1: Logprob(0.0, 1)}
 
 
 def test_top_k_of_one_is_greedy(rng: np.random.Generator) -> None:
@@ -143,4 +144,4 @@ def test_processed_logprobs_are_of_what_was_drawn_from() -> None:
     assert list(entry) == [1, 2]
     assert [entry[t].rank for t in (1, 2)] == [1, 2]
     assert entry[1].logprob == pytest.approx(math.log(0.6), abs=1e-7)
-    assert logprobs.report(logits, 1, 0) == {1: logprobs.Logprob(float(np.float32(math.log(0.3))), 2)}
+    assert logprobs.report(logits, 1, 0) == {1: Logprob(float(np.float32(math.log(0.3))), 2)}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from reference.checkpoint import load_checkpoint
-from reference.generate import generate
+from reference.generate import generate, token_by_token
 from reference.model import ReferenceModel, draft
 from reference.model.tests.test_model import small_config
 from reference.spec.errors import RequestError
@@ -26,6 +26,7 @@ from reference.tiny.build import random_checkpoint
 pytestmark = pytest.mark.ci
 
 VOCAB, EOS, BLOCK = 9, 1, 4
+RULES: tuple[Verification, ...] = ("coupled", "ratio")
 MIXES: dict[str, dict[str, Any]] = {
     "plain": {},
     "greedy": {"temperature": 0, "repetition_penalty": 1.3, "stop": ["gh"]},
@@ -86,8 +87,7 @@ class Letters:
 
 
 def completions(toy: Any, params: SamplingParams, speculation: Speculation | None = None) -> list[CompletionOutput]:
-    chosen = {} if speculation is None else {"complete": speculation}
-    return generate(toy, Letters(), [3, 2], params, 5, **chosen).outputs
+    return generate(toy, Letters(), [3, 2], params, 5, complete=speculation or token_by_token).outputs
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -125,7 +125,7 @@ def blocks_of(toy: Toy, drafter: ToyDrafter, rule: Verification, temperature: fl
     return told
 
 
-@pytest.mark.parametrize("rule", ["coupled", "ratio"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0, 1.3])
 def test_a_perfect_draft_is_always_kept(rule: Verification, temperature: float, seed: int) -> None:
     toy = Toy(seed)
@@ -134,7 +134,7 @@ def test_a_perfect_draft_is_always_kept(rule: Verification, temperature: float, 
     assert all(block.calibration_row().judged == 3 for block in told)
 
 
-@pytest.mark.parametrize("rule", ["coupled", "ratio"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_hopeless_draft_is_never_kept(rule: Verification, seed: int) -> None:
     toy = Toy(seed)
     told = blocks_of(toy, Wrong(toy, toy, 1.0), rule, 0, 3)
@@ -142,7 +142,8 @@ def test_a_hopeless_draft_is_never_kept(rule: Verification, seed: int) -> None:
 
 
 def test_a_block_holds_no_more_drafts_than_there_is_room_for(seed: int) -> None:
-    toy, told = Toy(seed), []
+    toy = Toy(seed)
+    told: list[Block] = []
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     completions(toy, params, Speculation(ToyDrafter(toy, toy, 1.0), BLOCK, record=told.append))
     assert [(len(block.drafts), block.committed) for block in told] == [(2, 3)]
@@ -162,12 +163,10 @@ def test_a_grammar_holds_inside_blocks(seed: int) -> None:
 
     toy = Toy(seed)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
+    coupled, ratio = (Speculation(ToyDrafter(toy, Toy(0), 0.5), 3, rule) for rule in RULES)
     outputs = [
-        generate(toy, None, [3], params, 1, grammar=alternating, **chosen).outputs
-        for chosen in (
-            {},
-            *({"complete": Speculation(ToyDrafter(toy, Toy(0), 0.5), 3, rule)} for rule in ("coupled", "ratio")),
-        )
+        generate(toy, None, [3], params, 1, grammar=alternating, complete=complete).outputs
+        for complete in (token_by_token, coupled, ratio)
     ]
     assert outputs[0] == outputs[1]
     for (done,) in outputs:
@@ -186,7 +185,7 @@ def test_ratio_completions_have_the_law_of_those_without_drafts(mix: str, seed: 
         done = generate(toy, Letters(), [3, 2], params, 0, complete=speculation, grammar=lambda _: few).outputs[0]
         return tuple(done.token_ids)
 
-    drafted, plain = (law(lambda source, n=nextn: text(source, n)) for nextn in (2, 0))
+    drafted, plain = law(lambda source: text(source, 2)), law(lambda source: text(source, 0))
     assert distance(drafted, plain) < 1e-9
     assert len(plain) > 8
 

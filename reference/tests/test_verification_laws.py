@@ -177,8 +177,8 @@ def test_a_certain_draft_is_kept_with_the_probability_of_the_target() -> None:
     context, params = Context(), SamplingParams()
     p = torch.log(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
     certain = Proposal([1], [torch.tensor([-torch.inf, 0.0, -torch.inf], dtype=torch.float64)])
-    found = law(lambda s: tuple(verification.verify("ratio", p.expand(2, 3), certain, params, context, s).tokens[:1]))
-    assert distance(found, {(0,): 0.2, (1,): 0.3, (2,): 0.5}) < EXACT
+    found = law(lambda s: verification.verify("ratio", p.expand(2, 3), certain, params, context, s).tokens[0])
+    assert distance(found, {0: 0.2, 1: 0.3, 2: 0.5}) < EXACT
 
 
 @pytest.mark.parametrize("rule", ["coupled", "ratio"])
@@ -194,15 +194,15 @@ def test_a_stop_token_ends_the_block_without_a_bonus(rule: Verification) -> None
         assert len(committed) == (accepted if committed[accepted - 1 : accepted] == (1,) else accepted + 1)
 
 
-def test_a_masked_draft_is_rejected_and_its_row_is_masked_too() -> None:
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("rule", ["coupled", "ratio"])
+def test_a_masked_draft_is_rejected_and_its_row_is_masked_too(rule: Verification, temperature: float) -> None:
     even = torch.tensor([True, False, True])
     context = Context(grammar=lambda output: even if not output else ~even)
     p, drafts = torch.zeros(3, 3, dtype=torch.float64), Proposal([1, 0], [torch.zeros(3, dtype=torch.float64)] * 2)
-    for rule in ("coupled", "ratio"):
-        for temperature in (0, 1):
-            params = SamplingParams(temperature=temperature)
-            found = law(lambda s, r=rule, t=params: tuple(verification.verify(r, p, drafts, t, context, s).tokens))
-            assert set(found) <= {(0,), (2,)}
+    params = SamplingParams(temperature=temperature)
+    found = law(lambda source: tuple(verification.verify(rule, p, drafts, params, context, source).tokens))
+    assert set(found) <= {(0,), (2,)}
 
 
 @pytest.mark.parametrize("rule", ["coupled", "ratio"])
