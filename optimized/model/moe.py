@@ -33,4 +33,4 @@ def mixture(x: torch.Tensor, weights: MoeWeights, config: ModelConfig, experts_p
     sorted_outputs = grouped_linear(active, expert, weights.w2)
     outputs = torch.empty_like(sorted_outputs).index_copy_(0, order, sorted_outputs)
     shared = linear(swiglu(linear(x, weights.shared_w13), limit), weights.shared_w2)
-    return combine_experts(outputs.view(rows, experts_per_token, -1), shared)
+    return combine_experts(outputs.view(rows, experts_per_token, x.shape[1]), shared)

@@ -74,11 +74,12 @@ class Transformer:
                 selections=selections,
             )
             h, pre = attention_sublayer(h, pre, layer, config, attend)
+            if number == config.num_hidden_layers - 1:  # every row's keys are stored: only wanted rows go on
+                h, pre = h.index_select(0, inputs.sample_rows), pre.index_select(0, inputs.sample_rows)
             h, pre = ffn_sublayer(h, pre, layer, config, config.num_experts_per_tok)
         if self._drafts and weights.draft is not None:
             draft.keep_context(taps, weights.draft, config, step, caches)
-        rows = inputs.sample_rows
-        x = hyper_connection_collapse(h.index_select(0, rows), pre.index_select(0, rows))
+        x = hyper_connection_collapse(h, pre)
         return fp32_linear(rms_norm(x, weights.norm, config.rms_norm_eps), weights.head)
 
     def _engram_ids(self, step: Step, caches: Caches) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -12,19 +13,55 @@ from optimized.ops.portable.rounding import round_bf16
 from optimized.ops.registry import register
 
 _LOG2_E = math.log2(math.e)
-_BLOCK_BYTES = 1 << 24  # of gathered keys at a time
+_BLOCK_BYTES = 1 << 21  # of gathered keys at a time
 
 
-def _attend(
-    q: torch.Tensor, keys: torch.Tensor, absent: torch.Tensor, sink: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """q [B, H, d], keys [B, L, d], absent [B, L] bool, sink [H] times log2(e); all float64. Returns [B, H, d]."""
-    exponent = torch.bmm(q, keys.transpose(1, 2)).mul_(scale).mul_(_LOG2_E)
-    exponent.masked_fill_(absent[:, None], -torch.inf)
+class _Keys(NamedTuple):
+    """Gathered keys [B, L, d] float64 and which of them are absent, [B, L] bool."""
+
+    values: torch.Tensor
+    absent: torch.Tensor
+
+
+def _attend(q: torch.Tensor, parts: list[_Keys], sink: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [B, H, d], sink [H] times log2(e), float64. Sums run over the parts one after another. Returns [B, H, d]."""
+    exponents = []
+    for keys in parts:
+        exponent = torch.bmm(q, keys.values.transpose(1, 2)).mul_(scale).mul_(_LOG2_E)
+        exponents.append(exponent.masked_fill_(keys.absent[:, None], -torch.inf))
+    exponent = exponents[0] if len(exponents) == 1 else torch.cat(exponents, dim=2)
     largest = torch.maximum(exponent.amax(dim=-1), sink).ceil_()[..., None]
     weight = torch.exp2(exponent.sub_(largest))
     total = weight.sum(dim=-1, keepdim=True).add_(torch.exp2(sink[:, None] - largest))
-    return torch.bmm(round_bf16(weight).double(), keys).div_(total)
+    rounded = round_bf16(weight).double().split([keys.absent.shape[1] for keys in parts], dim=2)
+    numerator = torch.bmm(rounded[0], parts[0].values)
+    for share, keys in zip(rounded[1:], parts[1:], strict=True):
+        numerator.baddbmm_(share, keys.values)
+    return numerator.div_(total)
+
+
+def _window_keys(rows: Packed, ring: Packed, index: torch.Tensor) -> _Keys:
+    """index [B, W]: i < N a row, i >= N the ring entry i - N, -1 = none."""
+    absent = index < 0
+    flat, count = index.reshape(-1), rows.codes.shape[0]
+    codes, scales = (
+        torch.where(
+            (flat < count)[:, None],
+            own.index_select(0, flat.clamp(0, max(count - 1, 0))) if count else own.new_zeros(1),
+            kept.index_select(0, (flat - count).clamp(min=0)),
+        )
+        for own, kept in zip(rows, ring, strict=True)
+    )
+    values = tables.dequantize_fp8(codes, scales)
+    return _Keys(values.view(*index.shape, -1).masked_fill_(absent[..., None], 0.0), absent)
+
+
+def _entry_keys(entries: Packed, index: torch.Tensor) -> _Keys:
+    """index [B, k] flat entries, -1 = none."""
+    absent = index < 0
+    flat = index.clamp(min=0).reshape(-1)
+    values = tables.dequantize_nvfp4(entries.codes.index_select(0, flat), entries.scales.index_select(0, flat))
+    return _Keys(values.view(*index.shape, -1).masked_fill_(absent[..., None], 0.0), absent)
 
 
 @register("sparse_attention")
@@ -40,23 +77,14 @@ def sparse_attention(
 ) -> torch.Tensor:
     """[M, H, d] bf16 to [M, H, d] bf16."""
     width = q.shape[2]
-    nothing = torch.zeros(1, width, dtype=torch.float64, device=q.device)
-    window = torch.cat((tables.dequantize_fp8(*rows), tables.dequantize_fp8(*ring), nothing))
     sink = sink.double() * _LOG2_E
     length = window_index.shape[1] + (0 if entry_index is None else entry_index.shape[1])
     block = max(1, _BLOCK_BYTES // (8 * width * length))
     outputs = []
     for start in range(0, q.shape[0], block):
-        index = window_index[start : start + block]
-        absent = index < 0
-        index = index.masked_fill(absent, window.shape[0] - 1)
-        keys = window.index_select(0, index.reshape(-1)).view(*index.shape, width)
+        some = slice(start, start + block)
+        parts = [_window_keys(rows, ring, window_index[some])]
         if entries is not None and entry_index is not None:
-            index = entry_index[start : start + block]
-            missing = index < 0
-            flat = index.clamp(min=0).reshape(-1)
-            values = tables.dequantize_nvfp4(entries.codes.index_select(0, flat), entries.scales.index_select(0, flat))
-            values = values.view(*index.shape, width).masked_fill_(missing[..., None], 0.0)
-            keys, absent = torch.cat((keys, values), dim=1), torch.cat((absent, missing), dim=1)
-        outputs.append(_attend(q[start : start + block].double(), keys, absent, sink, scale))
+            parts.append(_entry_keys(entries, entry_index[some]))
+        outputs.append(_attend(q[some].double(), parts, sink, scale))
     return round_bf16(torch.cat(outputs)) if outputs else torch.empty_like(q)
