@@ -5,6 +5,7 @@ Knows no model and no check. A failure carries the first differing coordinate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ class Measurement:
 
     elements: how many were compared; beyond: how many lie outside the row's value; measured: the figure in the row's
     unit (where the row asks for a share, the share inside); passed: whether the row holds; first: text of the first
-    coordinate that is out, with both values; empty when none is.
+    coordinate that is out, with both values; empty when none is; squares: sums of (got - want)² and of want².
     """
 
     elements: int
@@ -27,6 +28,7 @@ class Measurement:
     measured: float
     passed: bool
     first: str
+    squares: tuple[float, float] = (0.0, 0.0)
 
 
 def bf16_codes(values: Tensor) -> Tensor:
@@ -100,11 +102,19 @@ def _distance(got: Tensor, want: Tensor, measure: Measure) -> Tensor:
 
 
 def _judge_rms(got: Tensor, want: Tensor, finite: Tensor, row: Tolerance) -> Measurement:
-    difference = (got - want)[finite]  # [N]
-    measured = float(difference.square().mean().sqrt() / _rms(want[finite])) if difference.numel() else 0.0
+    squares = (float((got - want)[finite].square().sum()), float(want[finite].square().sum()))
+    measured = relative_rms(squares)
     passed = measured <= row.value
-    first = "" if passed else describe_first(finite & (got != want), got, want)
-    return Measurement(want.numel(), 0 if passed else want.numel(), measured, passed, first)
+    out = finite & (got != want)  # [...]
+    first = describe_first(out, got, want) if bool(out.any()) else ""
+    return Measurement(want.numel(), 0 if passed else want.numel(), measured, passed, first, squares)
+
+
+def relative_rms(squares: tuple[float, float]) -> float:
+    """Root of the ratio of two sums of squares; infinite for anything over nothing, 0 for nothing."""
+    if squares[0] == 0:
+        return 0.0
+    return math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
 
 
 def _rms(values: Tensor) -> Tensor:

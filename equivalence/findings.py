@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from equivalence.compare import Measurement, compare
-from equivalence.tolerances import Tolerance, tolerance
+from equivalence.compare import Measurement, compare, relative_rms
+from equivalence.tolerances import Measure, Tolerance, tolerance
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Difference:
 class Tally:
     """All comparisons of one sub-step under one row.
 
-    tensors and elements: how many were compared; beyond: elements outside; worst: the worst figure; first: where.
+    tensors and elements: how many were compared; beyond: elements outside; worst: the worst figure, over all tensors
+    together for RELATIVE_RMS; first: where; squares: sums of (got - want)² and of want².
     """
 
     row: Tolerance
@@ -35,6 +36,7 @@ class Tally:
     beyond: int = 0
     worst: float = 0.0
     first: str = ""
+    squares: tuple[float, float] = (0.0, 0.0)
 
     @property
     def share(self) -> float:
@@ -46,7 +48,10 @@ class Tally:
         self.tensors += 1
         self.elements += found.elements
         self.beyond += found.beyond
-        if self.row.share == 1:
+        self.squares = (self.squares[0] + found.squares[0], self.squares[1] + found.squares[1])
+        if self.row.measure is Measure.RELATIVE_RMS and found.measured != float("inf"):
+            self.worst = relative_rms(self.squares)
+        elif self.row.share == 1:
             self.worst = max(self.worst, found.measured)
         if found.first and not self.first:
             self.first = f"{item}{found.first}" if found.first.startswith("[") else f"{item}: {found.first}"
@@ -70,14 +75,14 @@ class Findings:
         """Compare one tensor under each named row.
 
         sub_step: what the figures are pooled under; item: the tensor; got, want: [...]. A row that demands a share of
-        the elements is judged over the whole case by `close`; every other row is judged here.
+        the elements, or a relative rms, is judged over the whole case by `close`; every other row is judged here.
         """
         for name in rows or ("exact",):
             row = tolerance(name)
             found = compare(got, want, row)
             self.comparisons += 1
             self.tallies.setdefault((sub_step, name), Tally(row)).add(item, found)
-            pooled = row.share < 1 and found.measured != float("inf")
+            pooled = (row.share < 1 or row.measure is Measure.RELATIVE_RMS) and found.measured != float("inf")
             if not found.passed and not pooled:
                 self.differ(item, "values", f"{describe(found, row)}; first {found.first}")
 
@@ -94,14 +99,15 @@ class Findings:
         self.not_compared.append(f"{item}: {why}")
 
     def close(self) -> Findings:
-        """Judge the pooled shares; call once, after the last comparison."""
+        """Judge the rows that are pooled over the case; call once, after the last comparison."""
         for (sub_step, name), tally in self.tallies.items():
-            if tally.share < tally.row.share < 1:
-                detail = (
-                    f"{name}: only {tally.share:.6f} of {tally.elements} elements within {tally.row.value:g} "
-                    f"{tally.row.measure}, {tally.row.share:g} asked; first {tally.first}"
-                )
-                self.differ(sub_step, "values", detail)
+            row = tally.row
+            if tally.share < row.share < 1:
+                detail = f"only {tally.share:.6f} of {tally.elements} elements within {row.value:g} {row.measure}"
+                self.differ(sub_step, "values", f"{name}: {detail}, {row.share:g} asked; first {tally.first}")
+            if row.measure is Measure.RELATIVE_RMS and row.value < tally.worst < float("inf"):
+                detail = f"{row.measure} {tally.worst:.6g} over {tally.elements} elements, allowed {row.value:g}"
+                self.differ(sub_step, "values", f"{name}: {detail}; first {tally.first}")
         return self
 
 

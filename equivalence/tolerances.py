@@ -22,7 +22,7 @@ class Measure(StrEnum):
     """The largest |got - want| / |want|; zero must be zero."""
 
     RELATIVE_RMS = "relative rms"
-    """rms(got - want) / rms(want) over the whole tensor."""
+    """rms(got - want) / rms(want) over all tensors of a sub-step of a case together."""
 
     BF16_STEPS = "bf16 steps"
     """The largest distance, counted in representable bfloat16 numbers."""
@@ -121,15 +121,15 @@ TABLE = _rows(
     Tolerance(
         "model.fp32.values",
         Measure.RMS,
-        1e-5,
+        3e-5,
         "float32 sums against float64; the share is for rows in which an FP8 or FP4 input goes over a boundary",
         share=0.99,
     ),
     Tolerance(
         "model.fp32.outlier", Measure.RMS, 0.25, "the remaining 1 %: one FP8 step of an input reaches a whole row"
     ),
-    Tolerance("model.fp32.layer", Measure.RMS, 1e-5, "as model.official.layer", share=0.8),
-    Tolerance("model.fp32.raw", Measure.RMS, 1e-5, "as model.official.raw", share=0.9),
+    Tolerance("model.fp32.layer", Measure.RMS, 3e-5, "as model.official.layer", share=0.8),
+    Tolerance("model.fp32.raw", Measure.RMS, 3e-5, "as model.official.raw", share=0.9),
     Tolerance("model.fp32.draft", Measure.RELATIVE_RMS, 1e-2, "three whole draft blocks with quantised inputs"),
     Tolerance(
         "model.fp32.margin",

@@ -23,13 +23,16 @@ Request = dict[str, Any]
 _LENGTHS = (1, 1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 47, 64, 65, 96, 129, 200)
 
 
-def random_batch(seed: int, vocab_size: int, longest: int, most_tokens: int) -> list[Request]:
-    """1 to 16 requests of mixed lengths, half of them greedy: a function of the seed.
+def random_batch(seed: int, vocab_size: int, longest: int, most_tokens: int, largest: int = 16) -> list[Request]:
+    """1 to `largest` requests of mixed lengths, half of them greedy: a function of the seed.
 
     longest: of a prompt; most_tokens: of a completion.
     """
     rng = random.Random(seed)
-    return [_request(rng, vocab_size, longest, most_tokens) for _ in range(rng.choice((1, 2, 3, 5, 8, 11, 16)))]
+    return [
+        _request(rng, vocab_size, longest, most_tokens)
+        for _ in range(min(largest, rng.choice((1, 2, 3, 5, 8, 11, 16))))
+    ]
 
 
 def _request(rng: random.Random, vocab_size: int, longest: int, most_tokens: int) -> Request:

@@ -208,16 +208,19 @@ class DecodeRows:
             allowed = torch.where(self.shared.candidates, score, -torch.inf)  # [G, n]
             selected = indexer.top_rows(allowed, config.index_topk)  # [G, n]
             shared = self.shared
+            selected = self.evidence.choice(*place[1:], selected, want)  # [G, n]
             choices.from_candidates(*place, selected, want, score, shared.candidates, shared.block_scores, margin)
         else:
-            choices.sets(*place, indexer.top_rows(score, config.index_topk), want, score, margin)
+            selected = self.evidence.choice(*place[1:], indexer.top_rows(score, config.index_topk), want)  # [G, n]
+            choices.sets(*place, selected, want, score, margin)
 
     def _experts(self, layer: int, routing: moe.Routing) -> Tensor:
         want = choices.as_mask(self._decoded(f"L{layer}.expert_ids"), routing.chosen.shape[-1])  # [G, E]
         bf16 = self.teacher.numerics.round_bf16
         margin = choices.bf16_step(routing.biased) if bf16 else choices.float_margin()
         item = f"decode*.L{layer}.expert_ids"
-        choices.sets(self.findings, "decode experts", item, routing.chosen, want, routing.biased, margin)
+        chosen = self.evidence.choice("decode experts", item, routing.chosen, want)  # [G, E]
+        choices.sets(self.findings, "decode experts", item, chosen, want, routing.biased, margin)
         return (routing.chosen == want).all(dim=-1)  # [G]
 
     def _mix(self, layer: int, sublayer: str, h: Tensor) -> hyper_connections.Mixing:

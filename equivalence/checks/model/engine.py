@@ -73,9 +73,10 @@ def run(case: Case, options: Options) -> Findings:
     findings = Findings()
     voices = _bundled() if case.params["model"] == "tiny" else _random(int(cast(int, case.params["model"])))
     vocab = voices.model.config.vocab_size
-    longest, most = (130, 8) if case.params["plain"] else (200, 24)
-    requests = batches.random_batch(int(cast(int, case.params["batch"])), vocab, longest, most)
-    engine = cast("Mapping[str, int]", case.params["engine"])
+    longest, most = (130, 8) if case.params["plain"] or case.params["model"] == "tiny" else (200, 24)
+    seed, largest = int(cast(int, case.params["batch"])), 3 if case.params["plain"] else 16
+    requests = batches.random_batch(seed, vocab, longest, most, largest)
+    engine = cast("Mapping[str, Any]", case.params["engine"])
     llm = LLM(str(voices.folder), device=options.backend, max_model_len=MAX_MODEL_LEN, **engine)
     prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
     outputs = llm.generate(prompts, [SamplingParams(**request["params"]) for request in requests], use_tqdm=False)

@@ -64,6 +64,22 @@ class Evidence:
         if settled is not got:
             self.findings.values(f"{sub_step} unexplained or not", item, got, want, f"model.{self.family}.raw")
 
+    def choice(self, sub_step: str, item: str, got: Tensor, want: Tensor) -> Tensor:
+        """Settle rows of a choice, bool [R, n], whose every disputed element falls as recorded in some nudged numerics.
+
+        Returns: the choice to compare; settled rows are the recorded ones and are listed as close calls.
+        """
+        key = (sub_step, item)
+        if self.collecting:
+            self.alternatives.setdefault(key, []).append(got)
+        if key not in self.alternatives or got.shape != want.shape:
+            return got
+        reached = torch.stack([got, *self.alternatives[key]]) == want  # [N, R, n]
+        settled = reached.any(dim=0).all(dim=-1) & (got != want).any(dim=-1)  # [R]
+        for row in settled.nonzero().flatten().tolist():
+            self.findings.close_call(f"{item}[{row}]", "one rounding either way explains the choice")
+        return torch.where(settled[:, None], want, got)  # [R, n]
+
     def _settled(self, item: str, got: Tensor, want: Tensor, others: list[Tensor], row: str) -> Tensor:
         explained = _differs(got, want, row) & self._between(want, torch.stack([got, *others]), row)  # [R, ...]
         count = int(explained.sum())

@@ -126,7 +126,7 @@ def rotation() -> Answer:
 def engram_hash() -> Answer:
     """§6.2: products joined by exclusive or, pad before the start, remainder, offset."""
     ids, numbers = torch.tensor([5, 7]), (torch.tensor([3, 5]), torch.tensor([11]), torch.tensor([100]))
-    return engram.hash_rows(ids, torch.tensor(2), *numbers), torch.tensor([[105], [101]])
+    return engram.hash_rows(ids, 2, *numbers), torch.tensor([[105], [101]])
 
 
 def engram_gate_floor() -> Answer:

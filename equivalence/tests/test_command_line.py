@@ -1,0 +1,166 @@
+"""The command line: last line, exit status, reports and replays; nothing compared is never a pass."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from equivalence import cli, registry, replays
+from equivalence.cases import Case, Options
+from equivalence.errors import SetupError
+from equivalence.findings import Findings
+from equivalence.registry import Check
+
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """A check `fake` whose cases agree, except number `bad`; replays go to a folder of the test."""
+    module = ModuleType("equivalence.checks.fake")
+
+    def cases(options: Options) -> list[Case]:
+        return [Case("fake", f"case-{i}", {"number": i}) for i in range(3 if options.cases is None else options.cases)]
+
+    def run(case: Case, options: Options) -> Findings:
+        findings = Findings()
+        if case.params["number"] == module.bad:  # type: ignore[attr-defined]
+            findings.differ("thing", "values", "first [0]: got 1, want 2")
+        return findings
+
+    module.bad = -1  # type: ignore[attr-defined]
+    module.cases, module.run = cases, run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(registry.CHECKS, "fake", Check("fake", "a check for tests", module.__name__))
+    monkeypatch.setattr(cli, "run_check", lambda *a: real_run_check(*a, replay_folder=tmp_path))
+    return module
+
+
+real_run_check = cli.run_check
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of standard output."""
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_agreement_ends_with_status_zero(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "fake"]) == 0
+    assert last_line(capsys) == "fake: 3 cases, 0 differences"
+
+
+def test_a_difference_ends_with_status_one(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.bad = 1  # type: ignore[attr-defined]
+    assert cli.main(["run", "fake"]) == 1
+    assert last_line(capsys) == "fake: 3 cases, 1 differences"
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--only", "case-7", "--cases", "2"]])
+def test_no_case_is_no_pass(fake: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert cli.main(["run", "fake", *arguments]) == 1
+    assert last_line(capsys) == "fake: 0 cases, 0 differences"
+
+
+def test_a_case_that_raises_is_a_difference(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(case: Case, options: Options) -> Findings:
+        raise ValueError("broken")
+
+    fake.run = broken  # type: ignore[attr-defined]
+    assert cli.main(["run", "fake"]) == 1
+    assert last_line(capsys) == "fake: 3 cases, 3 differences"
+
+
+def test_fail_fast_stops(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.bad = 0  # type: ignore[attr-defined]
+    assert cli.main(["run", "fake", "--fail-fast"]) == 1
+    assert last_line(capsys) == "fake: 1 cases, 1 differences"
+
+
+def test_an_unknown_check_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "modle"]) == 2
+    assert "did you mean 'model'" in capsys.readouterr().err
+
+
+def test_a_backend_that_a_check_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "model", "--backend", "abacus"]) == 2
+    assert "abacus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["run", "model", "--cases", "0"], ["run", "model", "--sed", "1"], []])
+def test_wrong_usage_ends_with_status_two(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_folder_without_packs_is_no_pass(
+    made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "packs"
+    if made:
+        folder.mkdir()
+    monkeypatch.setenv("COUNTERPOINT_GOLDEN", str(folder))
+    assert cli.main(["run", "model"]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "model: 0 cases, 0 differences"
+    assert str(folder) in err
+
+
+def test_a_replay_runs_the_case_that_differed(
+    fake: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.bad = 2  # type: ignore[attr-defined]
+    cli.main(["run", "fake", "--seed", "5"])
+    (path,) = tmp_path.glob("*.json")
+    assert replays.read(path) == (Case("fake", "case-2", {"number": 2}), Options(seed=5))
+    capsys.readouterr()
+    assert cli.main(["replay", str(path)]) == 1
+    assert last_line(capsys) == "fake: 1 cases, 1 differences"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "check": "fake"}'])
+def test_a_bad_replay_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(SetupError, match=r"bad\.json"):
+        replays.read(path)
+    assert cli.main(["replay", str(path)]) == 1
+    assert str(path) in capsys.readouterr().err
+
+
+def test_the_report_names_differences_and_how_to_see_them_again(fake: ModuleType, tmp_path: Path) -> None:
+    fake.bad = 1  # type: ignore[attr-defined]
+    path = tmp_path / "out" / "report.json"
+    assert cli.main(["run", "fake", "--report", str(path)]) == 1
+    (check,) = json.loads(path.read_text())["checks"]
+    assert (check["cases"], check["differences"]) == (3, 1)
+    assert check["results"][1]["differences"] == [
+        {"item": "thing", "kind": "values", "detail": "first [0]: got 1, want 2"}
+    ]
+    text = path.with_suffix(".md").read_text()
+    assert "got 1, want 2" in text
+    assert "python -m equivalence replay" in text
+
+
+def test_the_options_of_run_are_these(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    words = capsys.readouterr().out.split()
+    options = {word.strip("[],") for word in words if word.strip("[],").startswith("--")}
+    assert options == {"--help", "--backend", "--cases", "--seed", "--report", "--only", "--fail-fast"}
+
+
+def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == list(registry.CHECKS)
+
+
+def test_committed_replays_pass() -> None:
+    for path in sorted(replays.FOLDER.glob("*.json")):
+        assert cli.main(["replay", str(path)]) == 0, path.name

@@ -1,0 +1,77 @@
+"""The engine's outputs equal the reference's, and an altered one is noticed wherever it is altered."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from equivalence.cases import Options
+from equivalence.checks.model import engine
+from equivalence.generators import batches
+from equivalence.generators.configs import random_config
+from reference.generate import generate
+from reference.model import ReferenceModel
+from reference.spec import CompletionOutput, Logprob, SamplingParams
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [0, 1])
+def test_batches_agree_bit_for_bit(number: int) -> None:
+    case = engine.cases(1, 4)[number]
+    findings = engine.run(case, Options())
+    assert findings.differences == []
+    assert findings.comparisons > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(2, 8))
+def test_more_batches_agree_bit_for_bit(number: int) -> None:
+    assert engine.run(engine.cases(1, 8)[number], Options()).differences == []
+
+
+ALTERED = {
+    "token_ids": [3, 5],
+    "logprobs": [{3: Logprob(-0.5, 1)}, {4: Logprob(-0.25000003, 1)}],
+    "cumulative_logprob": -0.7500001,
+    "text": "abd",
+    "finish_reason": "stop",
+    "stop_reason": 4,
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("field", ALTERED)
+def test_an_altered_output_is_noticed(field: str) -> None:
+    want = CompletionOutput(0, "abc", [3, 4], -0.75, [{3: Logprob(-0.5, 1)}, {4: Logprob(-0.25, 1)}], "length")
+    assert engine.first_difference(want, want) == ""
+    assert engine.first_difference(dataclasses.replace(want, **{field: ALTERED[field]}), want)
+
+
+@pytest.mark.ci
+def test_one_pass_is_no_shortcut() -> None:
+    """Guessed completions, right or wrong, change nothing in what the reference generates."""
+    voices = engine._random(4)
+    request = {"prompt": [5, 6, 7], "params": {"max_tokens": 6, "temperature": 0.9, "seq_seed": 8, "logprobs": 2}}
+    plain = batches.expected(voices.model, voices.tokenizer, request, [], 64)
+    right = [completion.token_ids for completion in plain.outputs]
+    for guesses in (right, [[9, 9, 9]], [*right, []]):
+        again = batches.expected(voices.model, voices.tokenizer, request, guesses, 64)
+        assert again.outputs == plain.outputs
+    with torch.no_grad():
+        direct = generate(voices.model, voices.tokenizer, [5, 6, 7], SamplingParams(**request["params"]), 0)  # type: ignore[arg-type]
+    assert direct.outputs == plain.outputs
+    assert isinstance(voices.model, ReferenceModel)
+
+
+@pytest.mark.ci
+def test_random_configurations_reach_every_branch() -> None:
+    configs = [random_config(seed) for seed in range(60)]
+    assert {ratio for config in configs for ratio in config.compress_ratios} == {0, 1, 2, 3, 4}
+    assert {config.quantized for config in configs} == {True, False}
+    assert {config.candidate_source_layer_id is None for config in configs} == {True, False}
+    assert {len(config.engram_layer_ids) for config in configs} == {0, 1, 2}
+    assert {config.rope_scaling is None for config in configs} == {True, False}
+    assert any(config.uses_candidates(layer) for config in configs for layer in range(config.num_hidden_layers))
+    assert [random_config(seed) for seed in range(5)] == configs[:5]
