@@ -101,9 +101,10 @@ LEAVING = (
         "oldest_evicted",
         _PLANNING,
         "        preempt(*running_.back());\n        ++num_preemptions_;",
-        "        std::swap(running_[index > 0 ? 0 : running_.size() - 1], running_.back());\n"
+        "        const auto others = running_.begin() + static_cast<std::ptrdiff_t>(index) + 1;\n"
+        "        std::rotate(others, others + 1, running_.end());\n"
         "        preempt(*running_.back());\n        ++num_preemptions_;",
-        "I14: the oldest is never preempted",
+        "I14: the most recently admitted is preempted, not the oldest of those behind",
     ),
     Mutation(
         "pending_frees_not_counted",
