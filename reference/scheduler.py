@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from reference.scheduling import step_kind
 from reference.scheduling.limits import Limits
-from reference.scheduling.pool import Admission, Pool
+from reference.scheduling.pool import Admission
 from reference.scheduling.request import Request
+from reference.scheduling.state import State
 from reference.scheduling.step_kind import Ballot, History, Reduce, Tally
 from reference.scheduling.step_plan import StepPlan
 from reference.scheduling.step_result import StepResult
 
-DUMPED_REQUESTS = 64
-
 UNKNOWN_TOKEN = -1
 
 
-class Scheduler:
+class Scheduler(State):
     """Requests, pages, state slots and step plans of one rank; same policy and surface as the C++ core."""
 
     def __init__(
@@ -61,7 +60,7 @@ class Scheduler:
         Raises:
             ValueError: names the argument, its value and the law.
         """
-        self.limits = Limits(
+        limits = Limits(
             num_pages,
             page_size,
             num_slots,
@@ -78,23 +77,17 @@ class Scheduler:
             max_wait_steps,
             stall_limit,
         )
+        super().__init__(limits)
         self.reduce = reduce
-        self.page_pool = Pool("pages", num_pages)
-        self.slot_pool = Pool("slots", num_slots)
-        self.waiting: list[Request] = []  # oldest first
-        self.holders: list[Request] = []  # requests with pages, oldest first
-        self.in_flight: list[StepPlan] = []
-        self.steps = 0
         self.history = History()
         self.head_waited = 0  # decode steps that the head of the queue has waited
         self.idle_calls = 0  # calls of schedule without progress
-        self.num_preemptions = 0
 
     # Requests
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int, replay_start: int = 0) -> Admission:
         """Queue a request: OK, or NEVER when it can never run. Raises ValueError for a bad argument."""
-        if request_id < 0 or self._find(request_id) is not None:
+        if request_id < 0 or self.find(request_id) is not None:
             raise ValueError(f"request_id {request_id} is negative or in use")
         if not prompt or min(prompt) < 0:
             raise ValueError(f"request {request_id}: prompt must have at least one token, each >= 0")
@@ -125,7 +118,7 @@ class Scheduler:
 
     def abort(self, request_id: int) -> bool:
         """End a request in any state, at once. False if no live request has this id."""
-        request = self._find(request_id)
+        request = self.find(request_id)
         if request is None:
             return False
         self._end(request)
@@ -142,7 +135,7 @@ class Scheduler:
                 f"lengths {lengths} of requests {request_ids} must be as many, in 0 .. {self.limits.nextn}"
             )
         for request_id, length in zip(request_ids, lengths, strict=True):
-            request = self._find(request_id)
+            request = self.find(request_id)
             if request is not None:
                 request.verify_length = length
 
@@ -204,109 +197,6 @@ class Scheduler:
         for request in list(reversed(self.holders)):
             self._send_back(request)
         self._settle(step_id)
-
-    # What the statistics show
-
-    @property
-    def num_usable_pages(self) -> int:
-        """Pages without page 0."""
-        return self.page_pool.usable
-
-    @property
-    def num_free_pages(self) -> int:
-        """Pages that can be handed out now."""
-        return len(self.page_pool.free)
-
-    @property
-    def num_deferred_pages(self) -> int:
-        """Pages that wait for a step in flight."""
-        return self.page_pool.pending
-
-    @property
-    def num_usable_slots(self) -> int:
-        """Slots without slot 0."""
-        return self.slot_pool.usable
-
-    @property
-    def num_free_slots(self) -> int:
-        """Slots that can be handed out now."""
-        return len(self.slot_pool.free)
-
-    @property
-    def num_deferred_slots(self) -> int:
-        """Slots that wait for a step in flight."""
-        return self.slot_pool.pending
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without pages."""
-        return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests with pages, prefilling ones included."""
-        return len(self.holders)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps scheduled and not committed."""
-        return len(self.in_flight)
-
-    def has_work(self) -> bool:
-        """True while a request is live or a step is not committed."""
-        return bool(self.waiting or self.holders or self.in_flight)
-
-    def request_ids(self) -> list[int]:
-        """Live requests, oldest first."""
-        return [request.request_id for request in self.holders + self.waiting]
-
-    def state(self, request_id: int) -> str:
-        """`waiting`, `prefill` or `running`. Raises ValueError for an id that is not live; so do the four below."""
-        return self._live(request_id).state
-
-    def pages(self, request_id: int) -> list[int]:
-        """Pages in order of position."""
-        return list(self._live(request_id).pages)
-
-    def slot(self, request_id: int) -> int:
-        """State slot, 0 for none."""
-        return self._live(request_id).slot
-
-    def tokens(self, request_id: int) -> list[int]:
-        """Prompt and committed output."""
-        return list(self._live(request_id).tokens)
-
-    def num_computed(self, request_id: int) -> int:
-        """Positions whose KV is in the pages, as far as commits have told."""
-        return self._live(request_id).computed
-
-    def check_integrity(self) -> None:
-        """Every page and slot is in exactly one place, counts agree. Raises RuntimeError with both sides."""
-        self.page_pool.check_conservation([page for request in self.holders for page in request.pages])
-        self.slot_pool.check_conservation([request.slot for request in self.holders])
-        for request in self.waiting:
-            if request.pages or request.slot:
-                raise RuntimeError(
-                    f"request {request.request_id} waits with pages {request.pages}, slot {request.slot}"
-                )
-        if len(self.holders) > self.limits.max_num_seqs:
-            raise RuntimeError(f"{len(self.holders)} requests hold pages, max_num_seqs is {self.limits.max_num_seqs}")
-
-    def dump(self) -> str:
-        """State for a watchdog: pools, queues, steps in flight, one line a request."""
-        lines = [
-            f"pages: {self.num_free_pages} free, {self.num_deferred_pages} deferred of {self.num_usable_pages}",
-            f"slots: {self.num_free_slots} free, {self.num_deferred_slots} deferred of {self.num_usable_slots}",
-            f"{self.num_running} running, {self.num_waiting} waiting, steps in flight "
-            f"{[plan.step_id for plan in self.in_flight]}",
-        ]
-        for request in (self.holders + self.waiting)[:DUMPED_REQUESTS]:
-            need = self.limits.pages_for(request.longest)
-            lines.append(
-                f"request {request.request_id}: {request.state}, {len(request.tokens)} of {request.limit} tokens, "
-                f"{request.computed} computed, slot {request.slot}, {len(request.pages)} pages held, {need} needed"
-            )
-        return "\n".join(lines)
 
     # Choosing the kind of step
 
@@ -524,12 +414,3 @@ class Scheduler:
         self.history.add(plan.kind)
         self.in_flight.append(plan)
         return plan
-
-    def _find(self, request_id: int) -> Request | None:
-        return next((r for r in self.holders + self.waiting if r.request_id == request_id), None)
-
-    def _live(self, request_id: int) -> Request:
-        request = self._find(request_id)
-        if request is None:
-            raise ValueError(f"request_id {request_id} is not live")
-        return request

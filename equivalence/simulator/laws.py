@@ -1,9 +1,9 @@
 """The invariants I1 .. I24 of the scheduler as methods that print both sides; `ledger.py` holds what they compare with.
 
 Knows the core's getters, plans and results; knows nothing about how the core or the reference decides.
-Source: serving specification §6.7. Vacuous until later work, and so not here: I17 (confidences have no generation while
-nothing is scheduled by confidence) and I21 (there is no prefix cache). I8 is in `votes.py`, I9 and I10 in
-`simulation.py`.
+Source: serving specification §6.7. I8 is in `votes.py`, I9 and I10 in `simulation.py`. Not here, because nothing could
+break them yet: I17 and the marks of I16 (drafts are not chosen by confidence), I21 and the sharing of I3 (there is no
+prefix cache). The order of outputs in I19 and grammar matchers in I20 are the engine's.
 """
 
 from __future__ import annotations
