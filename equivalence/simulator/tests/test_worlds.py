@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from equivalence.cases import Case, Options
+from equivalence import registry, replays
+from equivalence.cases import Options
 from equivalence.checks import scheduler as check
+from equivalence.runner import run_check
 from equivalence.simulator.device import Device
-from equivalence.simulator.lockstep import check_same_plan
+from equivalence.simulator.lockstep import Pair, check_same_plan
 from equivalence.simulator.model import LoneRun
 from equivalence.simulator.plan_rows import PlanRows
 from equivalence.simulator.rank import Rank
@@ -91,15 +96,40 @@ def _release_at_once(self: Scheduler, request: Request) -> None:
 
 
 @pytest.mark.usefixtures("broken_reference")
-def test_a_difference_becomes_a_small_replay_that_fails_again() -> None:
-    case = next(case for case in check.cases(Options(cases=50)) if check.run(case, Options()).differences)
-    small = check.shrink(case, Options())
-    world = check.world_of(small)
-    assert 1 <= len(world.arrivals) <= 4 < len(check.world_of(case).arrivals)
-    again = Case(small.check, small.name, json.loads(json.dumps(dict(small.params))))
-    difference = check.run(again, Options()).differences[0]
-    assert difference.kind == "law"
-    assert "lock-step" in difference.detail
+def test_a_difference_becomes_a_small_replay_that_fails_again(tmp_path: Path) -> None:
+    options = Options(cases=50, fail_fast=True)
+    failed = run_check(registry.CHECKS["scheduler"], options, replay_folder=tmp_path).results[-1]
+    assert re.match(r"seed \d+, step \d+", failed.findings.differences[0].item)
+    assert failed.replay is not None
+    again, _ = replays.read(failed.replay)
+    assert 1 <= len(check.world_of(again).arrivals) <= 4 < len(check.world_of(failed.case).arrivals)
+    difference = check.run(again, options).differences[0]
+    assert (difference.kind, difference.detail[:9]) == ("law", "lock-step")
+
+
+def test_a_stall_is_an_error_that_names_the_request_and_what_it_lacks() -> None:
+    limits = {**draw(0, 1).limits(), "max_in_flight": 2, "nextn": 0, "num_pages": 9, "page_size": 4}
+    pair = Pair({**limits, "max_model_len": 16, "prefill_any_interval": 1, "stall_limit": 5})
+    pair.add(17, [1, 2, 3], 2, 0)
+    plan = pair.schedule_core()
+    check_same_plan(plan, pair.schedule_reference())
+    if plan is None:
+        pytest.fail("nothing to run")
+    pair.commit(plan, [[4]], [False], [[]])
+    check_same_plan(pair.schedule_core(), pair.schedule_reference())
+    stalls = [calls_until_a_stall(pair.schedule_core), calls_until_a_stall(pair.schedule_reference)]
+    assert [calls for calls, _ in stalls] == [5, 5]
+    assert all("request 17" in message for _, message in stalls)
+
+
+def calls_until_a_stall(schedule: Callable[[], object]) -> tuple[int, str]:
+    """How many calls it takes, and what the error says."""
+    for calls in range(1, 99):
+        try:
+            schedule()
+        except (RuntimeError, ViolationError) as error:
+            return calls, str(error)
+    pytest.fail("99 calls without progress and no error")
 
 
 def test_a_law_prints_both_sides() -> None:
