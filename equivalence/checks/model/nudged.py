@@ -17,7 +17,7 @@ from reference.numerics import Numerics
 NUDGE = 2.0**-21
 """Some float32 roundings, relative to a value and to the rms of its row."""
 
-RANDOM_NUDGES = 2
+RANDOM_NUDGES = 3
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,10 @@ class NudgedNumerics(Numerics):
         return torch.randint(0, 2, x.shape, generator=generator) * 2 - 1  # [...]
 
 
-def both_ways(numerics: Numerics) -> tuple[Numerics, Numerics, Numerics]:
-    """The numerics themselves, nudged away from zero, and nudged towards it."""
-    return numerics, _nudged(numerics, direction=1), _nudged(numerics, direction=-1)
-
-
 def alternatives(numerics: Numerics) -> list[Numerics]:
     """Nudged away from zero, towards it, and at random."""
-    return [*both_ways(numerics)[1:], *(_nudged(numerics, seed=seed + 1) for seed in range(RANDOM_NUDGES))]
+    directed = [_nudged(numerics, direction=1), _nudged(numerics, direction=-1)]
+    return directed + [_nudged(numerics, seed=seed) for seed in range(1, RANDOM_NUDGES + 1)]
 
 
 def _nudged(numerics: Numerics, direction: int = 0, seed: int = 0) -> NudgedNumerics:

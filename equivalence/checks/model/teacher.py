@@ -43,15 +43,16 @@ def join(*rows: Rows) -> tuple[int, tuple[Tensor, ...]]:
 class Teacher:
     """The recorded inputs of one mode of one pack.
 
-    model: the reference in the mode's numerics; prompt: int64 [S]; recording: what the pack holds.
+    model: the reference in the mode's numerics; prompt: int64 [S]; recording: what the pack holds; wide: look
+    further for roundings that explain a quantised value.
     """
 
-    def __init__(self, model: ReferenceModel, prompt: Tensor, recording: Recording) -> None:
+    def __init__(self, model: ReferenceModel, prompt: Tensor, recording: Recording, wide: bool = False) -> None:
         self.model = model
         self.prompt = prompt
         self.recording = recording
         unquantized = dataclasses.replace(model.numerics, quantize_caches=False)
-        self.unquantized = nudged.both_ways(unquantized)
+        self.unquantized = [unquantized, *nudged.alternatives(unquantized)[: None if wide else 2]]
 
     @property
     def config(self) -> ModelConfig:
