@@ -150,6 +150,17 @@ def test_a_block_holds_no_more_drafts_than_there_is_room_for(seed: int) -> None:
     assert told[0].confidence == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_padding_of_the_vocabulary_is_never_drafted(rule: Verification, seed: int) -> None:
+    toy = Toy(seed)
+    told: list[Block] = []
+    params = SamplingParams(max_tokens=15, ignore_eos=True)
+    speculation = Speculation(ToyDrafter(toy, toy, 1.0), 3, rule, record=told.append)
+    generate(toy, None, [3], params, 1, vocab_size=5, complete=speculation)
+    assert max(token for block in told for token in block.drafts) < 5
+    assert all(block.accepted == len(block.drafts) for block in told)
+
+
 def test_a_kept_stop_token_judges_no_later_slot() -> None:
     told = Block(index=0, drafts=[3, EOS, 4], confidence=[0.1, 0.2, 0.3], accepted=2, committed=2, stopped=True)
     assert (told.calibration_row().judged, told.calibration_row().accepted) == (2, 2)
