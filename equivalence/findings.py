@@ -76,6 +76,7 @@ class Findings:
     close_calls: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     comparisons: int = 0
+    closed: bool = False
     undisputed: int = 0
     """How many differences no other rounding of the same inputs can explain."""
 
@@ -110,7 +111,10 @@ class Findings:
         self.not_compared.append(f"{item}: {why}")
 
     def close(self) -> Findings:
-        """Judge the rows that are pooled over the case; call once, after the last comparison."""
+        """Judge the rows that are pooled over the case, after the last of them; calling it again does nothing."""
+        if self.closed:
+            return self
+        self.closed = True
         for (sub_step, name), tally in self.tallies.items():
             row = tally.row
             if tally.share < row.share < 1:

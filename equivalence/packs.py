@@ -5,12 +5,14 @@ A pack is a folder with config.json, model.safetensors, inputs.safetensors and a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from equivalence import tensor_files
@@ -46,6 +48,17 @@ class Pack:
         if "input_ids" not in tensors:
             raise SetupError(f"{self.folder}: inputs.safetensors has no input_ids")
         return tensors["input_ids"].reshape(-1).long()  # [S]
+
+    @cached_property
+    def token_map(self) -> Tensor | None:
+        """Compressed id of every token as recorded, int64 [tokens]; None where the pack has no Engram."""
+        path = self.folder / "engram_token_map.json"
+        if not path.is_file():
+            return None
+        try:
+            return torch.tensor(json.loads(path.read_text()), dtype=torch.int64)
+        except (OSError, ValueError, TypeError) as error:
+            raise SetupError(f"{path}: {error}") from error
 
     def expected(self, mode: str) -> Recording:
         """What one mode recorded."""

@@ -83,3 +83,9 @@ def test_a_share_is_pooled_over_all_tensors_of_a_sub_step() -> None:
 
 def test_every_row_of_the_table_has_a_reason() -> None:
     assert all(row.reason and row.name == name for name, row in TABLE.items())
+
+
+def test_closing_twice_counts_once() -> None:
+    findings = Findings()
+    findings.values("step", "a", torch.full((10,), 2.0), torch.ones(10), "model.official.values")
+    assert len(findings.close().close().differences) == 1

@@ -59,6 +59,8 @@ def run(case: Case, folder: Path) -> Findings:
         findings.skip(key, "no comparison uses it")
     if not findings.comparisons:
         findings.differ(pack.name, "pack", f"nothing in mode {mode} could be compared")
+    if pack.token_map is not None and checkpoint.token_map is not None:
+        findings.values("token map", "engram_token_map", checkpoint.token_map[: len(pack.token_map)], pack.token_map)
     return findings.close()
 
 
