@@ -82,6 +82,17 @@ def test_a_word_becomes_the_documented_noise() -> None:
     assert -np.log(sampler.exponentials(word))[0] == pytest.approx(0.7437762935339963, abs=1e-15)
 
 
+def test_a_draft_is_tested_with_the_word_of_its_own_role() -> None:
+    noise, u = sampler.Noise(SEED), (0x3DC45F01 + 0.5) / 2**32
+    assert [noise.accepts(7, target, 1.0) for target in (u, np.nextafter(u, 1))] == [False, True]
+    assert [noise.accepts(7, 0.25 * target, 0.25) for target in (u, np.nextafter(u, 1))] == [False, True]
+    assert noise.accepts(7, 0.5, 0.5) and not noise.accepts(7, 0.0, 0.5)
+    row = torch.zeros(5, dtype=torch.float64)
+    for role in Role:
+        words = sampler.random_words(5, SEED, 7, role, 3)
+        assert sampler.Noise(SEED, 3).draws(row, 7, role) == sampler.gumbel_argmax(row, words)
+
+
 def test_noise_is_finite_at_both_ends() -> None:
     ends = np.array([0, ONES], dtype=np.uint32)
     assert np.isfinite(np.log(sampler.exponentials(ends))).all()

@@ -215,6 +215,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ReferenceModel:
     return ReferenceModel(loaded.config, loaded.weights, loaded.token_map)
 
 
+def test_the_models_own_draft_reads_what_is_before_its_anchor(model: ReferenceModel) -> None:
+    trace: dict[str, torch.Tensor] = {}
+    tokens = torch.arange(20, 40)
+    with torch.no_grad():
+        model.forward(tokens, trace=trace)
+        whole = draft.propose(model, trace["dspark_taps"], tokens[12:13], torch.tensor([11]))
+        prefix = DSpark(model).propose(tokens[:13], draft.greedy, 0)
+    assert torch.equal(prefix.logits, whole.logits) and torch.equal(prefix.ids, whole.ids)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 def test_the_models_own_draft_changes_no_coupled_text(model: ReferenceModel, temperature: float) -> None:
     params = SamplingParams(max_tokens=5, ignore_eos=True, temperature=temperature, seq_seed=2, logprobs=1)
