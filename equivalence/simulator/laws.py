@@ -64,6 +64,8 @@ class Laws:
         self.i2_page_0_is_never_data(plan)
         self.i7_pages_cover_the_rows(plan)
         self.i16_rows_fit_the_budget(plan)
+        self.i16_chunks_end_on_the_grid(plan)
+        self.i4_a_prefill_is_alone_in_flight(plan)
         self.i23_a_new_slot_is_zeroed(plan)
         self.i11_the_oldest_is_served(plan)
         self.i11_an_admissible_head_is_attempted(plan)
@@ -141,6 +143,12 @@ class Laws:
             raise ViolationError(
                 "I4", f"{self.core.num_free_pages} free + {busy} owned or in flight > {self.world.num_pages - 1}"
             )
+
+    def i4_a_prefill_is_alone_in_flight(self, plan: PlanRows) -> None:
+        """I4: everything is committed before a prefill step starts, so that pages and slots it gets are settled."""
+        others = [launched.step_id for launched, _ in self.ledger.in_flight]
+        if plan.kind == "prefill" and others:
+            raise ViolationError("I4", f"prefill step {plan.step_id} starts while steps {others} are in flight")
 
     def i5_the_core_agrees(self) -> None:
         """I5: nothing is freed twice: the core's own count of every page and slot."""
@@ -307,6 +315,14 @@ class Laws:
                 raise ViolationError(
                     "I16", f"request {key}: {drafts} drafts, at most {self.rank.live[key].verify_length}"
                 )
+
+    def i16_chunks_end_on_the_grid(self, plan: PlanRows) -> None:
+        """I16: a chunk that is not the last ends on the grid, and a rank has one unfinished prompt at most."""
+        unfinished = [end for end, row in zip(plan.kv_lens, plan.sample_rows, strict=True) if row < 0]
+        if len(unfinished) > 1 or any(end % self.world.chunk_grid for end in unfinished):
+            raise ViolationError(
+                "I16", f"chunks end at {unfinished}, allowed is one, on the grid of {self.world.chunk_grid}"
+            )
 
     def i18_lengths_are_bounded(self, plan: PlanRows, result: StepResult) -> None:
         """I18: committed length <= true length <= what the host planned for."""
