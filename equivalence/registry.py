@@ -16,7 +16,7 @@ from equivalence.findings import Findings
 class CheckModule(Protocol):
     """What the module of a check offers."""
 
-    def cases(self, options: Options) -> list[Case]:
+    def cases(self, options: Options) -> Iterable[Case]:
         """Every case that the options ask for, in running order. Raises SetupError when something needed is absent."""
 
     def run(self, case: Case, options: Options) -> Findings:

@@ -54,7 +54,7 @@ def _case_record(result: CaseResult) -> dict[str, object]:
     found = result.findings
     return {
         "name": result.case.name,
-        "params": dict(result.case.params),
+        "params": dict(result.case.params) if found.differences else {},
         "seconds": round(result.seconds, 3),
         "comparisons": found.comparisons,
         "differences": [vars(difference) for difference in found.differences],

@@ -69,11 +69,13 @@ def run_check(
     begin = time.perf_counter()
     module = check.load()
     try:
-        cases = [case for case in module.cases(options) if options.selects(case.name)]
+        cases = module.cases(options)
     except SetupError as error:
         outcome.setup_error = str(error)
         return outcome
     for case in cases:
+        if not options.selects(case.name):
+            continue
         result = run_case(module, case, options)
         if result.findings.differences:
             result.replay = replays.write(_smaller(module, case, options), options, replay_folder)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from equivalence import cli, registry, replays
+from equivalence import cli, registry, replays, runner
 from equivalence.cases import Case, Options
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
@@ -28,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
     def run(case: Case, options: Options) -> Findings:
         findings = Findings()
-        if case.params["number"] == module.bad:  # type: ignore[attr-defined]
+        if case.params["number"] == module.bad:
             findings.differ("thing", "values", "first [0]: got 1, want 2")
         return findings
 
@@ -36,11 +37,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     module.cases, module.run = cases, run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(registry.CHECKS, "fake", Check("fake", "a check for tests", module.__name__))
-    monkeypatch.setattr(cli, "run_check", lambda *a: real_run_check(*a, replay_folder=tmp_path))
+    monkeypatch.setattr(cli, "run_check", partial(runner.run_check, replay_folder=tmp_path))
     return module
-
-
-real_run_check = cli.run_check
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Any
 
 import pytest
 import torch
 
-from equivalence.cases import Options
+from equivalence import outputs
+from equivalence.cases import Case, Options
 from equivalence.checks.model import engine
-from equivalence.generators import batches
+from equivalence.findings import Findings
+from equivalence.generators import batches, checkpoints
 from equivalence.generators.configs import random_config
 from reference.generate import generate
 from reference.model import ReferenceModel
@@ -19,8 +23,7 @@ from reference.spec import CompletionOutput, Logprob, SamplingParams
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [0, 1])
 def test_batches_agree_bit_for_bit(number: int) -> None:
-    case = engine.cases(1, 4)[number]
-    findings = engine.run(case, Options())
+    findings = engine.run(engine.one_case(1, number), Options())
     assert findings.differences == []
     assert findings.comparisons > 0
 
@@ -28,10 +31,10 @@ def test_batches_agree_bit_for_bit(number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(2, 8))
 def test_more_batches_agree_bit_for_bit(number: int) -> None:
-    assert engine.run(engine.cases(1, 8)[number], Options()).differences == []
+    assert engine.run(engine.one_case(1, number), Options()).differences == []
 
 
-ALTERED = {
+ALTERED: dict[str, Any] = {
     "token_ids": [3, 5],
     "logprobs": [{3: Logprob(-0.5, 1)}, {4: Logprob(-0.25000003, 1)}],
     "cumulative_logprob": -0.7500001,
@@ -45,14 +48,14 @@ ALTERED = {
 @pytest.mark.parametrize("field", ALTERED)
 def test_an_altered_output_is_noticed(field: str) -> None:
     want = CompletionOutput(0, "abc", [3, 4], -0.75, [{3: Logprob(-0.5, 1)}, {4: Logprob(-0.25, 1)}], "length")
-    assert engine.first_difference(want, want) == ""
-    assert engine.first_difference(dataclasses.replace(want, **{field: ALTERED[field]}), want)
+    assert outputs.first_difference(want, want) == ""
+    assert outputs.first_difference(dataclasses.replace(want, **{field: ALTERED[field]}), want)
 
 
 @pytest.mark.ci
 def test_one_pass_is_no_shortcut() -> None:
     """Guessed completions, right or wrong, change nothing in what the reference generates."""
-    voices = engine._random(4)
+    voices = checkpoints.random_weights(random_config(4).to_dict(), 4)
     request = {"prompt": [5, 6, 7], "params": {"max_tokens": 6, "temperature": 0.9, "seq_seed": 8, "logprobs": 2}}
     plain = batches.expected(voices.model, voices.tokenizer, request, [], 64)
     right = [completion.token_ids for completion in plain.outputs]
@@ -75,3 +78,25 @@ def test_random_configurations_reach_every_branch() -> None:
     assert {config.rope_scaling is None for config in configs} == {True, False}
     assert any(config.uses_candidates(layer) for config in configs for layer in range(config.num_hidden_layers))
     assert [random_config(seed) for seed in range(5)] == configs[:5]
+
+
+@pytest.mark.ci
+def test_a_failing_batch_shrinks_to_the_request_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = engine.one_case(1, 1)
+    culprit = case.params["requests"][2]  # type: ignore[index]
+
+    def run(case: Case, options: Options) -> Findings:
+        findings = Findings()
+        if culprit in case.params["requests"]:  # type: ignore[operator]
+            findings.differ("request", "values", "differs")
+        return findings
+
+    monkeypatch.setattr(engine, "run", run)
+    assert engine.shrink(case, Options()).params["requests"] == [culprit]
+    assert engine.shrink(engine.one_case(1, 3), Options()) == engine.one_case(1, 3)
+
+
+@pytest.mark.ci
+def test_a_case_is_whole_in_its_parameters() -> None:
+    case = engine.one_case(1, 0)
+    assert json.loads(json.dumps(case.params)) == case.params

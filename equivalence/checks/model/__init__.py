@@ -7,6 +7,9 @@ named; the parts do the work.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 from equivalence.cases import Case, Options, golden_folder
 from equivalence.checks.model import engine, golden, known_answers
 from equivalence.errors import SetupError
@@ -15,10 +18,11 @@ from equivalence.findings import Findings
 DEFAULT_ENGINE_CASES = 16
 
 
-def cases(options: Options) -> list[Case]:
+def cases(options: Options) -> Iterable[Case]:
     """Known answers, one case a pack and mode, then `options.cases` generated ones. Raises SetupError without packs."""
     count = DEFAULT_ENGINE_CASES if options.cases is None else options.cases
-    return [known_answers.case(), *golden.cases(golden_folder()), *engine.cases(options.seed, count)]
+    recorded = [known_answers.case(), *golden.cases(golden_folder())]
+    return itertools.chain(recorded, engine.cases(options.seed, count))
 
 
 def run(case: Case, options: Options) -> Findings:
@@ -31,3 +35,8 @@ def run(case: Case, options: Options) -> Findings:
     if part == "engine":
         return engine.run(case, options)
     raise SetupError(f"case {case.name} of check model: unknown part {part!r}")
+
+
+def shrink(case: Case, options: Options) -> Case:
+    """A smaller case that fails alike, where there is one."""
+    return engine.shrink(case, options) if case.params.get("part") == "engine" else case

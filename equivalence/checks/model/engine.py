@@ -1,31 +1,23 @@
 """Part `engine` of check `model`: ids and logprobs of the engine against the reference, bit for bit, on the CPU.
 
-A case is one batch of requests through one engine. Knows how to build both sides and compare their outputs; the
-batches come from `equivalence.generators`.
+A case is one batch of requests through one engine, whole in its parameters, so that a replay does not depend on how
+cases are drawn. Knows the engine's options; the batches come from `equivalence.generators`.
 """
 
 from __future__ import annotations
 
-import functools
-import struct
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from tokenizers import Tokenizer
-
+from equivalence import outputs
 from equivalence.cases import Case, Options, derived_seed
 from equivalence.findings import Findings
-from equivalence.generators import batches
+from equivalence.generators import batches, checkpoints
 from equivalence.generators.configs import random_config
 from optimized import LLM, SamplingParams
-from reference import tiny
-from reference.checkpoint import load_checkpoint
-from reference.model import ReferenceModel
-from reference.spec import CompletionOutput, RequestOutput
-from reference.tiny.build import random_checkpoint
+
+logger = logging.getLogger(__name__)
 
 MAX_MODEL_LEN = 256
 
@@ -41,112 +33,68 @@ ENGINES: tuple[dict[str, int], ...] = (
 )
 """Options of the engine under test; a page holds whole groups of every ratio up to 4."""
 
+TINY_VOCABULARY = 2048
+"""Ids that the bundled checkpoint knows; drawing a batch does not load it."""
 
-def cases(seed: int, count: int) -> list[Case]:
+
+def cases(seed: int, count: int) -> Iterator[Case]:
     """`count` cases, every fourth on the bundled checkpoint, the others on random ones."""
-    return [_case(seed, number) for number in range(count)]
+    return (one_case(seed, number) for number in range(count))
 
 
-def _case(seed: int, number: int) -> Case:
-    bundled = number % 4 == 3
-    params: dict[str, Any] = {
-        "part": "engine",
-        "model": "tiny" if bundled else derived_seed("config", seed, number // CASES_PER_CONFIG),
-        "batch": derived_seed("batch", seed, number),
-        "engine": dict(ENGINES[number % len(ENGINES)]),
-        "plain": number % 8 == 0,
-    }
+def one_case(seed: int, number: int) -> Case:
+    """Case `number` of a seed."""
+    bundled, plain = number % 4 == 3, number % 8 == 0
+    params: dict[str, Any] = {"part": "engine", "engine": dict(ENGINES[number % len(ENGINES)]), "plain": plain}
+    vocabulary = TINY_VOCABULARY
+    if not bundled:
+        drawn = derived_seed("config", seed, number // CASES_PER_CONFIG)
+        config = random_config(drawn)
+        params |= {"config": config.to_dict(), "weights": drawn % 2**31}
+        vocabulary = config.vocab_size
+    longest, most = (130, 8) if plain or bundled else (200, 24)
+    largest = 3 if plain else 16
+    params["requests"] = batches.random_batch(derived_seed("batch", seed, number), vocabulary, longest, most, largest)
     return Case("model", f"engine/{number:05d}-{'tiny' if bundled else 'random'}", params)
 
 
-@dataclass(frozen=True)
-class Voices:
-    """Both sides of one checkpoint. folder: where it lies; model, tokenizer: the reference's."""
-
-    folder: Path
-    model: ReferenceModel
-    tokenizer: Tokenizer
-
-
 def run(case: Case, options: Options) -> Findings:
-    """Generate one batch on both sides and compare everything that a user sees."""
-    findings = Findings()
-    voices = _bundled() if case.params["model"] == "tiny" else _random(int(cast(int, case.params["model"])))
-    vocab = voices.model.config.vocab_size
-    longest, most = (130, 8) if case.params["plain"] or case.params["model"] == "tiny" else (200, 24)
-    seed, largest = int(cast(int, case.params["batch"])), 3 if case.params["plain"] else 16
-    requests = batches.random_batch(seed, vocab, longest, most, largest)
-    engine = cast("Mapping[str, Any]", case.params["engine"])
-    llm = LLM(str(voices.folder), device=options.backend, max_model_len=MAX_MODEL_LEN, **engine)
+    """Generate one batch on both sides and compare everything that a user sees.
+
+    Without "config" the model is the bundled one. "plain": the reference computes one forward pass a token.
+    """
+    params = cast("dict[str, Any]", case.params)
+    if "config" in params:
+        voices = checkpoints.random_weights(params["config"], params["weights"])
+    else:
+        voices = checkpoints.bundled()
+    requests: Sequence[batches.Request] = params["requests"]
+    llm = LLM(str(voices.folder), device=options.backend, max_model_len=MAX_MODEL_LEN, **params["engine"])
     prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
-    outputs = llm.generate(prompts, [SamplingParams(**request["params"]) for request in requests], use_tqdm=False)
-    for number, (request, got) in enumerate(zip(requests, outputs, strict=True)):
-        guesses = [] if case.params["plain"] else [completion.token_ids for completion in got.outputs]
-        want = batches.expected(voices.model, voices.tokenizer, request, guesses, MAX_MODEL_LEN)
-        compare(findings, f"request {number}", got, want)
+    sampling = [SamplingParams(**request["params"]) for request in requests]
+    findings = Findings()
+    for number, got in enumerate(llm.generate(prompts, sampling, use_tqdm=False)):
+        guesses = [] if params["plain"] else [completion.token_ids for completion in got.outputs]
+        want = batches.expected(voices.model, voices.tokenizer, requests[number], guesses, MAX_MODEL_LEN)
+        outputs.compare(findings, f"request {number}", got, want)
     return findings.close()
 
 
-def compare(findings: Findings, item: str, got: RequestOutput, want: RequestOutput) -> None:
-    """Compare the completions of one request: ids, logprob bits and ranks, text, and why each ended."""
-    if len(got.outputs) != len(want.outputs):
-        findings.differ(item, "values", f"{len(got.outputs)} completions, want {len(want.outputs)}")
-        return
-    for mine, theirs in zip(got.outputs, want.outputs, strict=True):
-        findings.comparisons += 1
-        detail = first_difference(mine, theirs)
-        if detail:
-            findings.differ(f"{item}, completion {theirs.index}", "values", detail)
+def shrink(case: Case, options: Options) -> Case:
+    """The smallest of a few smaller batches that still differs: one request, half of them, or all."""
+    params = cast("dict[str, Any]", case.params)
+    requests: list[batches.Request] = params["requests"]
+    middle = len(requests) // 2
+    for fewer in (*([request] for request in requests[:4]), requests[:middle], requests[middle:]):
+        smaller = Case(case.check, case.name, {**params, "requests": cast("Any", fewer)})
+        if 0 < len(fewer) < len(requests) and _differs(smaller, options):
+            return smaller
+    return case
 
 
-def first_difference(got: CompletionOutput, want: CompletionOutput) -> str:
-    """Where two completions first differ, or empty."""
-    if got.error or got.token_ids != want.token_ids:
-        place = _first(got.token_ids, want.token_ids)
-        return f"ids differ from token {place} on: {got.token_ids[place:][:4]}, want {want.token_ids[place:][:4]}" + (
-            f" ({got.error})" if got.error else ""
-        )
-    mine, theirs = got.logprobs or [], want.logprobs or []
-    if (got.logprobs is None) != (want.logprobs is None) or len(mine) != len(theirs):
-        return f"{len(mine)} logprobs, want {len(theirs)}"
-    for place, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-        if {token: (_bits(entry.logprob), entry.rank) for token, entry in one.items()} != {
-            token: (_bits(entry.logprob), entry.rank) for token, entry in other.items()
-        }:
-            return f"logprobs of token {place} differ: {one}, want {other}"
-    for name in ("cumulative_logprob", "text", "finish_reason", "stop_reason"):
-        if getattr(got, name) != getattr(want, name):
-            return f"{name} {getattr(got, name)!r}, want {getattr(want, name)!r}"
-    return ""
-
-
-def _bits(value: float) -> bytes:
-    return struct.pack("<d", value)
-
-
-def _first(one: list[int], other: list[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _load(folder: Path) -> Voices:
-    checkpoint = load_checkpoint(folder)
-    model = ReferenceModel(checkpoint.config, checkpoint.weights, checkpoint.token_map)
-    return Voices(folder, model, Tokenizer.from_file(str(folder / "tokenizer.json")))
-
-
-@functools.cache
-def _bundled() -> Voices:
-    return _load(Path(tiny.__file__).parent)
-
-
-_SCRATCH: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@functools.lru_cache(maxsize=2)
-def _random(seed: int) -> Voices:
-    scratch = tempfile.TemporaryDirectory(prefix="equivalence-")
-    _SCRATCH.append(scratch)
-    folder = Path(scratch.name)
-    random_checkpoint(random_config(seed), seed % 2**31, folder)
-    return _load(folder)
+def _differs(case: Case, options: Options) -> bool:
+    try:
+        return bool(run(case, options).differences)
+    except Exception:  # whatever made the whole case fail may make the smaller one fail
+        logger.debug("smaller case of %s raised", case.name, exc_info=True)
+        return True

@@ -44,7 +44,7 @@ class NudgedNumerics(Numerics):
 
 def alternatives(numerics: Numerics) -> list[Numerics]:
     """Nudged away from zero, towards it, and at random."""
-    directed = [_nudged(numerics, direction=1), _nudged(numerics, direction=-1)]
+    directed: list[Numerics] = [_nudged(numerics, direction=1), _nudged(numerics, direction=-1)]
     return directed + [_nudged(numerics, seed=seed) for seed in range(1, RANDOM_NUDGES + 1)]
 
 
