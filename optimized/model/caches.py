@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from optimized.ops.packed import Packed
@@ -77,7 +78,7 @@ class Caches:
         """Zeroed caches."""
 
         def packed(*shape: int, codes: int, scales: int) -> Packed:
-            made = [torch.zeros((*shape, last), dtype=torch.uint8, device=device) for last in (codes, scales)]
+            made = [_zeros((*shape, last), torch.uint8, device) for last in (codes, scales)]
             return Packed(*made)
 
         width, key = config.head_dim, config.index_head_dim
@@ -91,7 +92,7 @@ class Caches:
             open_group = None
             if ratio > 1:
                 tokens = geometry.num_slots * geometry.open_tokens(ratio)
-                open_group = torch.zeros(tokens, 2, width, dtype=torch.float64, device=device)
+                open_group = _zeros((tokens, 2, width), torch.float64, device)
             sources[layer] = SourceCache(
                 ratio,
                 per_page,
@@ -99,7 +100,7 @@ class Caches:
                 packed(geometry.num_pages, per_page, codes=key // 2, scales=key // 32),
                 open_group,
             )
-        history = torch.zeros(geometry.num_slots * geometry.history, dtype=torch.int64, device=device)
+        history = _zeros((geometry.num_slots * geometry.history,), torch.int64, device)
         return cls(geometry, rings, sources, history)
 
     def clear_slots(self, slots: torch.Tensor) -> None:
@@ -116,6 +117,13 @@ class Caches:
             if source.open_group is not None:
                 source.open_group.view(size, -1).index_fill_(0, slots, 0)
         self.engram_ids.view(size, -1).index_fill_(0, slots, 0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that take no memory on the CPU until they are written (NumPy asks the system for zeroed pages)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, dtype=str(dtype).removeprefix("torch.")))
 
 
 def page_bytes(config: ModelConfig, page_size: int) -> int:
