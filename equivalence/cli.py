@@ -78,6 +78,7 @@ def mutations(arguments: argparse.Namespace) -> int:
 def _show_case(result: CaseResult) -> None:
     found = result.findings
     verdict = f"{len(found.differences)} DIFFERENCES" if found.differences else "agrees"
+    verdict = f"differs as known ({result.known_bad})" if result.known_bad and not found.differences else verdict
     notes = f", {len(found.close_calls)} close calls" if found.close_calls else ""
     notes += f", {len(found.not_compared)} not compared" if found.not_compared else ""
     _say(f"  {result.case.name}: {verdict} ({found.comparisons} comparisons{notes}, {result.seconds:.1f} s)")

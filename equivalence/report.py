@@ -73,6 +73,7 @@ def _case_record(result: CaseResult) -> dict[str, object]:
         ],
         "close_calls": found.close_calls,
         "not_compared": found.not_compared,
+        "known_bad": result.known_bad,
         "replay": replay_command(result),
     }
 
@@ -102,6 +103,8 @@ def _case_lines(result: CaseResult) -> list[str]:
     found = result.findings
     lines = ["", f"## {result.case.name}", ""]
     lines += [f"- **{item.item}** ({item.kind}): {item.detail}" for item in found.differences]
+    if result.known_bad:
+        lines.append(f"- known to differ: {result.known_bad}")
     if result.replay:
         lines.append(f"- again: `{replay_command(result)}`")
     if found.tallies:

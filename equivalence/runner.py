@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from equivalence import replays
+from equivalence import ledger, replays
 from equivalence.cases import Case, Options
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
@@ -19,12 +19,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class CaseResult:
-    """One case that ran. seconds: wall time; replay: the file written when it differs, else None."""
+    """One case that ran.
+
+    seconds: wall time; replay: the file written when it differs, else None; known_bad: the ledger's reason, or empty.
+    """
 
     case: Case
     findings: Findings
     seconds: float
     replay: Path | None = None
+    known_bad: str = ""
 
 
 @dataclass
@@ -102,4 +106,5 @@ def run_case(module: CheckModule, case: Case, options: Options) -> CaseResult:
         logger.debug("case %s raised", case.name, exc_info=True)
         findings = Findings()
         findings.differ(case.name, "raised", f"{type(error).__name__}: {error}")
-    return CaseResult(case, findings, time.perf_counter() - begin)
+    known_bad = ledger.settle(case, findings)
+    return CaseResult(case, findings, time.perf_counter() - begin, known_bad=known_bad)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from equivalence import cli, registry, replays, runner
+from equivalence import cli, ledger, registry, replays, runner
 from equivalence.cases import Case, Options
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
@@ -162,3 +162,15 @@ def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
 def test_committed_replays_pass() -> None:
     for path in sorted(replays.FOLDER.glob("*.json")):
         assert cli.main(["replay", str(path)]) == 0, path.name
+
+
+def test_a_known_bad_case_must_stay_bad(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ledger.settle, "__defaults__", ({("fake", "case-1"): "a reason"},))
+    fake.bad = 1  # type: ignore[attr-defined]
+    assert cli.main(["run", "fake"]) == 0
+    assert "differs as known (a reason)" in capsys.readouterr().out
+    fake.bad = -1  # type: ignore[attr-defined]
+    assert cli.main(["run", "fake"]) == 1
+    assert last_line(capsys) == "fake: 3 cases, 1 differences"

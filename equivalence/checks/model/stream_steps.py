@@ -83,7 +83,8 @@ class StreamSteps(Judge):
         recorded = teacher.recorded(f"L{layer}.gate_biased")
         scores = routing.biased if recorded is None else recorded.since(x.start)  # [R, E]
         item = f"prefill.L{layer}.expert_ids"
-        choices.sets(self.findings, "experts", item, routing.chosen, theirs, scores, choices.float_margin())
+        margin = choices.bf16_step(scores) if self.bf16 else choices.float_margin()
+        choices.sets(self.findings, "experts", item, routing.chosen, theirs, scores, margin)
         weights = teacher.recorded(f"L{layer}.expert_weights")
         if weights is None:
             self.findings.skip(f"prefill.L{layer}.expert_weights", "not recorded")
@@ -155,7 +156,7 @@ class StreamSteps(Judge):
         got = teacher.model.logits(z.values)  # [R, V]
         self.findings.values("logits", "logits", got, logits[z.start :].to(got.dtype), "model.logits_from_hidden")
         if teacher.greedy is not None:
-            choices.tokens(self.findings, "greedy_ids[0]", got[-1:], teacher.greedy[:1])
+            choices.tokens(self.findings, "greedy_ids[0]", got[-1:], teacher.greedy[:1], choices.float_margin())
 
     def _mix(self, layer: int, sublayer: str, h: Tensor) -> hyper_connections.Mixing:
         weights = self.teacher.layer_weights(layer)
