@@ -3,6 +3,23 @@
 They know tensors and numbers, and no model. `table()` lists operation x backend x provider x state.
 """
 
+from optimized.ops import (  # noqa: F401  (each names its operations for the table)
+    compress_kv,
+    engram,
+    experts,
+    grouped_linear,
+    hyper_connection,
+    index_scores,
+    linear,
+    linear_weight,
+    quantize,
+    rms_norm,
+    rope,
+    sample,
+    selection,
+    sparse_attention,
+    store_entries,
+)
 from optimized.ops import portable as _portable  # noqa: F401  (registers the CPU implementations)
 from optimized.ops.registry import BACKENDS, TableRow, table
 

@@ -9,6 +9,8 @@ from optimized.ops.portable import tables
 from optimized.ops.portable.rounding import ROW_TILE, round_bf16
 from optimized.ops.registry import register
 
+_BLOCK_BYTES = 1 << 25  # of gathered keys at a time
+
 
 def _combine_heads(dots: torch.Tensor, head_weights: torch.Tensor) -> torch.Tensor:
     """dots [M, H, n] float64, head weights [M, H] bf16 to [M, n] bf16; a product of two bf16 is rounded once."""
@@ -39,11 +41,15 @@ def index_scores(
     rows, heads, width = query.shape
     requests, pages = page_table.shape
     columns = pages * keys.codes.shape[1]
-    if rows == requests:
-        gathered = _keys(keys, page_table.reshape(-1)).view(requests, columns, width)
-        scores = _combine_heads(torch.bmm(query, gathered.transpose(1, 2)), head_weights)
+    scores = torch.empty(rows, columns, dtype=torch.bfloat16, device=query.device)
+    if rows == requests:  # one row a request: several rows a product, each with keys of its own
+        block = max(1, _BLOCK_BYTES // (8 * columns * width))
+        for start in range(0, rows, block):
+            tile = slice(start, start + block)
+            tables_of_rows = page_table.index_select(0, row_request[tile])
+            gathered = _keys(keys, tables_of_rows.reshape(-1)).view(-1, columns, width)
+            scores[tile] = _combine_heads(torch.bmm(query[tile], gathered.transpose(1, 2)), head_weights[tile])
     else:
-        scores = torch.empty(rows, columns, dtype=torch.bfloat16, device=query.device)
         for request in range(requests):
             gathered = _keys(keys, page_table[request]).t()
             for start in range(query_start[request], query_start[request + 1], ROW_TILE):
