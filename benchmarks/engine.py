@@ -149,25 +149,17 @@ def measure(voices: Voices, workload: Workload, reference_tokens: int, rounds: i
     )
 
 
-def table(figures: list[Figure]) -> list[str]:
-    """The figures as lines of a Markdown table."""
-    lines = [
-        "| batch | context | new tokens | optimized, tokens/s | its decode part | reference, tokens/s | ratio |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for f in figures:
-        w = f.workload
-        cells = (
-            w.batch,
-            w.context,
-            w.tokens,
-            f"{f.optimized:.1f}",
-            f"{f.decode:.1f}",
-            f"{f.reference:.2f}",
-            f"{f.ratio:.1f}x",
-        )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+HEADER = (
+    "| batch | context | new tokens | optimized, tokens/s | its decode part | reference, tokens/s | ratio |\n"
+    "|---:|---:|---:|---:|---:|---:|---:|\n"
+)
+
+
+def row(figure: Figure) -> str:
+    """A figure as a line of a Markdown table."""
+    work = figure.workload
+    rates = (f"{figure.optimized:.1f}", f"{figure.decode:.1f}", f"{figure.reference:.2f}", f"{figure.ratio:.1f}x")
+    return "| " + " | ".join(map(str, (work.batch, work.context, work.tokens, *rates))) + " |\n"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -177,11 +169,13 @@ def main(arguments: Sequence[str]) -> int:
     origin = provenance.describe("benchmarks.engine", list(arguments), "cpu", torch.get_num_threads())
     for name, value in origin.items():
         sys.stdout.write(f"{name}: {value}\n")
+    sys.stdout.write(HEADER)
     figures = []
     for batch in map(int, options.batch.split(",")):
         workload = Workload(batch, options.context, options.tokens)
         figures.append(measure(voices, workload, options.reference_tokens, options.rounds, options.seed))
-    sys.stdout.write("\n".join(table(figures)) + "\n")
+        sys.stdout.write(row(figures[-1]))
+        sys.stdout.flush()
     if options.report is not None:
         record = {"origin": origin, "figures": [dataclasses.asdict(figure) for figure in figures]}
         options.report.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
