@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -31,6 +33,12 @@ def test_every_operation_has_one_row_a_backend() -> None:
     cells = [(row.op, row.backend) for row in ops.table()]
     assert len(cells) == len(set(cells))
     assert len(cells) == len({op for op, _ in cells}) * len(ops.BACKENDS)
+
+
+def test_a_fresh_process_prints_every_operation() -> None:
+    run = subprocess.run([sys.executable, "-m", "optimized", "ops"], capture_output=True, text=True, check=True)
+    printed = {line.split()[0] for line in run.stdout.splitlines()[1:]}
+    assert printed == {op for op, _ in registry.implementations()}
 
 
 def public_functions() -> dict[str, Callable[..., Any]]:
