@@ -31,11 +31,12 @@ def attend(
     step: Step,
     caches: Caches,
     selections: Selections,
+    stored: bool = False,
 ) -> torch.Tensor:
     """Attention of all rows, after their keys were stored; the ring is read before this step's rows enter it.
 
     Args:
-        x: [N, D] bf16, the normalised collapse.
+        x: [N, D] bf16, the normalised collapse. stored: `store_compressed` has run for this layer and step already.
     Returns:
         [N, D] bf16.
     """
@@ -43,19 +44,21 @@ def attend(
     latent, q, rows = project_inputs(x, weights, config, turn)
     source = config.kv_source(layer)
     cache = None if source is None else caches.sources[source]
-    if weights.compressor is not None and cache is not None:
-        _store_compressed(x, weights.compressor, config, step, cache)
+    if weights.compressor is not None and cache is not None and not stored:
+        store_compressed(x, weights.compressor, config, step, cache)
     if weights.index_query is not None and cache is not None:
         selections.make(layer, weights.index_query, cache, x, latent, turn)
     index_source = config.index_source(layer)
     entry_index = None
     if cache is not None and source is not None and index_source is not None:
         entry_index = selections.entries(index_source, source, cache)
-    window = step.decoder_window_index if layer >= config.decoder_start else step.window_index
+    window, place = step.window_index, step.ring_place
+    if layer >= config.decoder_start:
+        window, place = step.decoder_window_index, step.decoder_ring_place
     entries = None if cache is None else cache.kv
     ring = caches.rings[layer]
     out = sparse_attention(q, rows, ring, window, entries, entry_index, weights.sink, config.head_dim**-0.5)
-    store_packed(ring, step.ring_place, rows)
+    store_packed(ring, place, rows)
     return project_output(out, weights, config, turn)
 
 
@@ -87,10 +90,10 @@ def store_packed(cache: Packed, index: torch.Tensor, values: Packed) -> None:
     store_entries(cache.scales, index, values.scales)
 
 
-def _store_compressed(
+def store_compressed(
     x: torch.Tensor, weights: CompressorWeights, config: ModelConfig, step: Step, cache: SourceCache
 ) -> None:
-    """Write the entries that this step's rows close, keys from the latent before its rotation."""
+    """Write the entries that this step's rows close, keys from the latent before its rotation. x: [N, D] bf16."""
     indices, eps = step.ratios[cache.ratio], config.rms_norm_eps
     if cache.open_group is None or indices.group_index is None or indices.open_place is None:
         pooled = bf16_linear(x, weights.projection)

@@ -68,7 +68,7 @@ def keep_context(
     features = rms_norm(features, weights.context_norm, config.rms_norm_eps)
     for number, block in enumerate(weights.blocks):
         _, _, kv = attention.project_inputs(features, block.attention, config, step.plain)
-        attention.store_packed(caches.rings[config.num_hidden_layers + number], step.ring_place, kv)
+        attention.store_packed(caches.rings[config.num_hidden_layers + number], step.decoder_ring_place, kv)
 
 
 def propose(

@@ -31,6 +31,17 @@ class Selections:
         self._entries: dict[tuple[int, int], torch.Tensor] = {}
         self._candidates: torch.Tensor | None = None
 
+    def compacted(self, step: Step, rows: torch.Tensor) -> Selections:
+        """Selections of some of the rows, over the step that has only these. Candidates and page entries are keyed by
+        the rows of the old step: they are made anew.
+
+        Args:
+            rows: [M] int64.
+        """
+        other = Selections(self._config, step)
+        other._numbers = {source: number.index_select(0, rows) for source, number in self._numbers.items()}
+        return other
+
     def entries(self, index_source: int, kv_source: int, cache: SourceCache) -> torch.Tensor:
         """[N, index_topk] flat entries of the KV source's pages, -1 = none."""
         key = (index_source, kv_source)

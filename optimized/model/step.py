@@ -16,6 +16,19 @@ from reference.spec.config import ModelConfig
 
 
 @dataclass(frozen=True)
+class KeptRows:
+    """Rows that go on into decoder layers.
+
+    rows: [M] int64 flat rows, ascending. first_rows: [M] index among them of the request's first.
+    query_start: R + 1 offsets among them, on the host.
+    """
+
+    rows: torch.Tensor
+    first_rows: torch.Tensor
+    query_start: list[int]
+
+
+@dataclass(frozen=True)
 class StepInputs:
     """Flat rows of R requests, request after request; a request's rows have consecutive positions.
 
@@ -23,7 +36,8 @@ class StepInputs:
     first_rows: [N] flat index of the request's first row. first_positions: [N] its position.
     end_positions: [N] position after the request's last row. replay_starts: [N] the request's replay start.
     page_table: [R, P] int64, 0 = no page. sample_rows: [S] rows whose logits are wanted.
-    query_start: R + 1 row offsets, on the host. max_position: highest position, on the host.
+    query_start: R + 1 row offsets, on the host. max_position: at least the highest position, on the host.
+    kept: rows that go on into decoder layers; None: all.
     """
 
     tokens: torch.Tensor
@@ -38,6 +52,7 @@ class StepInputs:
     sample_rows: torch.Tensor
     query_start: list[int]
     max_position: int
+    kept: KeptRows | None = None
 
     def earlier(self, lookback: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the data of earlier positions is: in this step's rows, or in a ring of `size` entries a slot.
@@ -54,7 +69,14 @@ class StepInputs:
 
     def place(self, size: int) -> torch.Tensor:
         """[N] flat ring entry that keeps each row; rows that later rows of the step overwrite go to slot 0."""
-        kept = self.positions >= self.end_positions - size
+        return self._place(self.positions >= self.end_positions - size, size)
+
+    def replayed_place(self, size: int) -> torch.Tensor:
+        """[N] like `place`; rows before the replay start go to slot 0 too."""
+        kept = (self.positions >= self.end_positions - size) & (self.positions >= self.replay_starts)
+        return self._place(kept, size)
+
+    def _place(self, kept: torch.Tensor, size: int) -> torch.Tensor:
         return torch.where(kept, self.slots, 0) * size + self.positions % size
 
     def entry(self, number: torch.Tensor, page_entries: int) -> torch.Tensor:
@@ -92,7 +114,8 @@ class Step:
     """The rows and every index that a layer needs.
 
     window_index, decoder_window_index: [N, W] keys of each row's window (`StepInputs.earlier`, -1 = none); the second
-    stops at the replay start and serves the layers from the last KV source on. ring_place: [N].
+    stops at the replay start and serves the layers from the last KV source on. ring_place, decoder_ring_place: [N],
+    likewise.
     history_index, history_exists: [N, max_ngram - 1] earlier tokens of Engram; history_place: [N].
     """
 
@@ -102,6 +125,7 @@ class Step:
     window_index: torch.Tensor
     decoder_window_index: torch.Tensor
     ring_place: torch.Tensor
+    decoder_ring_place: torch.Tensor
     history_index: torch.Tensor
     history_exists: torch.Tensor
     history_place: torch.Tensor
@@ -125,6 +149,7 @@ def derive_step(inputs: StepInputs, config: ModelConfig, geometry: CacheGeometry
         window,
         decoder_window,
         inputs.place(geometry.ring),
+        inputs.replayed_place(geometry.ring),
         history,
         past >= 0,
         inputs.place(geometry.history),

@@ -24,6 +24,11 @@ def first_pre(h: torch.Tensor) -> torch.Tensor:
     return pre
 
 
+def attention_input(h: torch.Tensor, pre: torch.Tensor, weights: LayerWeights, config: ModelConfig) -> torch.Tensor:
+    """What attention reads: the normalised collapse [N, D] bf16. h: [N, C, D] bf16; pre: [N, C]."""
+    return rms_norm(hyper_connection_collapse(h, pre), weights.attention_norm, config.rms_norm_eps)
+
+
 def attention_sublayer(
     h: torch.Tensor,
     pre: torch.Tensor,
@@ -37,8 +42,7 @@ def attention_sublayer(
         h: [N, C, D] bf16. pre: [N, C]. attend: [N, D] bf16 to [N, D] bf16.
     """
     own_pre, post, comb = _mix(h, weights.attention_mix, config)
-    x = rms_norm(hyper_connection_collapse(h, pre), weights.attention_norm, config.rms_norm_eps)
-    return hyper_connection_expand(attend(x), h, post, comb), own_pre
+    return hyper_connection_expand(attend(attention_input(h, pre, weights, config)), h, post, comb), own_pre
 
 
 def ffn_sublayer(

@@ -1,22 +1,25 @@
 """The backbone's forward pass over flat rows: embedding, layers on the hyper-connected stream, head.
 
-Knows the order of the sublayers; knows nothing about requests, sampling or how rows were chosen.
+Knows the order of the sublayers, and where rows before a replay start leave; knows nothing about requests, sampling or
+how rows were chosen.
 Source: V4.1 model specification §3, §8.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import torch
 
 from optimized.model import attention, draft, engram
 from optimized.model.caches import CacheGeometry, Caches
+from optimized.model.replay import RowState
 from optimized.model.rope import rope_frequencies
 from optimized.model.selections import Selections
 from optimized.model.step import Step, StepInputs, derive_step
-from optimized.model.sublayers import attention_sublayer, ffn_sublayer, first_pre
-from optimized.model.weights import ModelWeights
+from optimized.model.sublayers import attention_input, attention_sublayer, ffn_sublayer, first_pre
+from optimized.model.weights import LayerWeights, ModelWeights
 from optimized.ops.hyper_connection import hyper_connection_collapse
 from optimized.ops.linear import fp32_linear
 from optimized.ops.rms_norm import rms_norm
@@ -54,33 +57,52 @@ class Transformer:
             logits [S, V] of the sample rows, carried in fp32 (float64 on the CPU).
         """
         config, weights = self.config, self.weights
-        step = derive_step(inputs, config, self._geometry, self._frequencies)
-        selections = Selections(config, step)
-        ids = self._engram_ids(step, caches)
-        h = weights.embed.index_select(0, inputs.tokens)[:, None].repeat(1, config.hc_mult, 1)
-        pre, taps = first_pre(h), []
+        rows = self._first_rows(inputs, caches)
         for number, layer in enumerate(weights.layers):
-            if layer.engram is not None and ids is not None:
-                h = engram.remember(h, ids, layer.engram, config.rms_norm_eps)
+            h, pre = rows.h, rows.pre
+            if layer.engram is not None and rows.ids is not None:
+                h = engram.remember(h, rows.ids, layer.engram, config.rms_norm_eps)
             if self._drafts and number in config.dspark_target_layer_ids:
-                taps.append(draft.tap(h))
+                rows.taps.append(draft.tap(h))
+            cut = number == config.decoder_start and inputs.kept is not None
+            if cut:
+                rows = self._drop_rows(dataclasses.replace(rows, h=h), number, layer, caches)
+                h, pre = rows.h, rows.pre
             attend = partial(
                 attention.attend,
                 layer=number,
                 weights=layer.attention,
                 config=config,
-                step=step,
+                step=rows.step,
                 caches=caches,
-                selections=selections,
+                selections=rows.selections,
+                stored=cut,
             )
             h, pre = attention_sublayer(h, pre, layer, config, attend)
             if number == config.num_hidden_layers - 1:  # every row's keys are stored: only wanted rows go on
-                h, pre = h.index_select(0, inputs.sample_rows), pre.index_select(0, inputs.sample_rows)
+                wanted = rows.step.inputs.sample_rows
+                h, pre = h.index_select(0, wanted), pre.index_select(0, wanted)
             h, pre = ffn_sublayer(h, pre, layer, config, config.num_experts_per_tok)
+            rows = dataclasses.replace(rows, h=h, pre=pre)
         if self._drafts and weights.draft is not None:
-            draft.keep_context(taps, weights.draft, config, step, caches)
-        x = hyper_connection_collapse(h, pre)
+            draft.keep_context(rows.taps, weights.draft, config, rows.step, caches)
+        x = hyper_connection_collapse(rows.h, rows.pre)
         return fp32_linear(rms_norm(x, weights.norm, config.rms_norm_eps), weights.head)
+
+    def _first_rows(self, inputs: StepInputs, caches: Caches) -> RowState:
+        """All rows as they enter layer 0."""
+        step = derive_step(inputs, self.config, self._geometry, self._frequencies)
+        h = self.weights.embed.index_select(0, inputs.tokens)[:, None].repeat(1, self.config.hc_mult, 1)
+        return RowState(h, first_pre(h), self._engram_ids(step, caches), [], step, Selections(self.config, step))
+
+    def _drop_rows(self, rows: RowState, number: int, layer: LayerWeights, caches: Caches) -> RowState:
+        """Stores the layer's compressed KV and index keys for all rows; then the kept ones alone go on."""
+        kept, config = rows.step.inputs.kept, self.config
+        if kept is None or layer.attention.compressor is None:
+            raise ValueError("rows are dropped at a layer that stores no compressed KV")
+        x = attention_input(rows.h, rows.pre, layer, config)
+        attention.store_compressed(x, layer.attention.compressor, config, rows.step, caches.sources[number])
+        return rows.compacted(kept, config, self._geometry, self._frequencies)
 
     def _engram_ids(self, step: Step, caches: Caches) -> torch.Tensor | None:
         if self._token_map is None:

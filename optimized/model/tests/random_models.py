@@ -14,7 +14,8 @@ import torch
 
 from optimized.model.caches import CacheGeometry, Caches
 from optimized.model.draft import Anchors, Draft
-from optimized.model.step import StepInputs
+from optimized.model.replay import select_rows
+from optimized.model.step import KeptRows, StepInputs
 from optimized.model.transformer import Transformer
 from optimized.model.weights import load_weights
 from reference.spec.config import ModelConfig, RopeScaling
@@ -152,8 +153,8 @@ class ModelInCaches:
         token_map = torch.arange(config.vocab_size) * 7 % 60 if config.engram_layer_ids else None
         self._model = Transformer(config, load_weights(folder, config, device), token_map, self.geometry, drafts=True)
 
-    def run(self, chunks: list[Chunk]) -> list[torch.Tensor]:
-        """Logits of every row, [rows, V] for each chunk, all in one step."""
+    def run(self, chunks: list[Chunk], compact: bool = False) -> list[torch.Tensor]:
+        """Logits of every row, [rows, V] for each chunk, all in one step; with compact of the kept rows only."""
         counts = [chunk.end - chunk.start for chunk in chunks]
         starts = np.concatenate(([0], np.cumsum(counts))).tolist()
         pages = [chunk.pages[: -(-chunk.end // PAGE_SIZE)] for chunk in chunks]
@@ -162,6 +163,10 @@ class ModelInCaches:
         def rows(values: list[int]) -> torch.Tensor:
             return torch.repeat_interleave(torch.tensor(values), torch.tensor(counts))
 
+        begins, floors = np.array([[chunk.start, chunk.replay_start] for chunk in chunks]).T
+        kept, kept_start = select_rows(np.array(starts), begins, floors)
+        kept_counts = np.diff(kept_start)
+        first = torch.from_numpy(np.repeat(kept_start[:-1], kept_counts))
         inputs = StepInputs(
             tokens=torch.tensor([token for chunk in chunks for token in chunk.tokens[chunk.start : chunk.end]]),
             positions=torch.tensor([position for chunk in chunks for position in range(chunk.start, chunk.end)]),
@@ -172,26 +177,34 @@ class ModelInCaches:
             end_positions=rows([chunk.end for chunk in chunks]),
             replay_starts=rows([chunk.replay_start for chunk in chunks]),
             page_table=torch.tensor([table + [0] * (width - len(table)) for table in pages]),
-            sample_rows=torch.arange(starts[-1]),
+            sample_rows=torch.from_numpy(kept) if compact else torch.arange(starts[-1]),
             query_start=starts,
             max_position=max(chunk.end for chunk in chunks) - 1,
+            kept=KeptRows(torch.from_numpy(kept), first, kept_start.tolist()) if compact else None,
         )
-        return list(self._model.forward(inputs, self.caches).split(counts))
+        logits = self._model.forward(inputs, self.caches)
+        return list(logits.split(kept_counts.tolist() if compact else counts))
 
     def in_chunks(
-        self, tokens: list[int], size: int, slot: int, pages: list[int], replay_start: int = 0
+        self,
+        tokens: list[int],
+        size: int,
+        slot: int,
+        pages: list[int],
+        replay_start: int = 0,
+        compact: bool = False,
     ) -> torch.Tensor:
-        """Logits [len(tokens), V] of one sequence, `size` rows a step."""
+        """Logits [len(tokens), V] of one sequence, `size` rows a step; with compact of the kept rows only."""
         parts = []
         for start in range(0, len(tokens), size):
             end = min(start + size, len(tokens))
-            parts += self.run([Chunk(tokens, start, end, slot, pages, replay_start)])
+            parts += self.run([Chunk(tokens, start, end, slot, pages, replay_start)], compact)
         return torch.cat(parts)
 
-    def propose(self, anchors: list[tuple[int, int, int]]) -> Draft:
+    def propose(self, anchors: list[tuple[int, int, int]], replay_start: int = 0) -> Draft:
         """Greedy drafts from (token, position, slot) anchors."""
         tokens, positions, slots = (torch.tensor(column) for column in zip(*anchors, strict=True))
-        where = Anchors(tokens, positions, slots, torch.zeros_like(tokens))
+        where = Anchors(tokens, positions, slots, torch.full_like(tokens, replay_start))
         return self._model.propose(where, self.caches, lambda logits, _: logits.argmax(dim=-1))
 
     def poison(self, slots: list[int], pages: list[int]) -> None:
