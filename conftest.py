@@ -5,10 +5,16 @@ Knows nothing about what is tested.
 
 from __future__ import annotations
 
+import os
 import zlib
 
 import numpy as np
 import pytest
+
+# Parallel test processes share the cores: with as many compute threads as cores each, they wait for each other.
+# Set before torch is imported; no result depends on it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
