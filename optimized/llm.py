@@ -105,11 +105,27 @@ class LLM:
             entries = (self._admit(door, prompt, params) for prompt, params in requests)
             with closing(run_in_order(self._engine, entries, self.config.max_num_seqs, on_step)) as outputs:
                 yield from outputs
+            self._engine.forget_aborts()
 
     def _admit(self, door: Door, prompt: Any, params: SamplingParams) -> Request | Refusal:
         request_id = str(self._next_request)
         self._next_request += 1
         return door.admit(request_id, prompt, params)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request of the running call, from another thread or between the outputs of `stream`.
+
+        Its output comes in its place, with what was generated until then and finish_reason "abort"; others are not
+        touched. A request that has ended, or that no call holds, is left alone.
+
+        Args:
+            request_id: as outputs carry it: requests are numbered "0", "1", … over all calls of this object.
+        Raises:
+            RequestError: not the number of a request.
+        """
+        if not isinstance(request_id, str) or not request_id.isascii() or not request_id.isdigit():
+            raise RequestError(f'request_id: got {request_id!r}; accepted: the number of a request as a string, "17"')
+        self._engine.abort(request_id)
 
     def skip_seeds(self, count: int) -> None:
         """Passes over the seeds of `count` requests without their own, so that a resumed run goes on as if unbroken."""

@@ -7,6 +7,7 @@ text or files.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -61,6 +62,8 @@ class Engine:
         self._processor = OutputProcessor(tokenizer, model.eos_token_id)
         self._sequences: dict[int, Sequence] = {}
         self._next_id = 0
+        self._abort_calls: deque[str] = deque()
+        self._to_abort: set[str] = set()
         self._scheduler = self._new_scheduler()
 
     def _new_scheduler(self) -> Scheduler:
@@ -112,11 +115,12 @@ class Engine:
         Raises:
             EngineError: sequences are live, but no step can be made.
         """
+        aborted = self._apply_aborts()
         plan = self._scheduler.schedule()
         if plan is None:
             if self._sequences:
                 raise EngineError(f"no step can be made:\n{self._scheduler.dump()}")
-            return []
+            return aborted
         logits = self._worker.execute(plan)
         members = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
         for sequence, fresh in zip(members, plan.fresh.tolist(), strict=True):
@@ -126,7 +130,36 @@ class Engine:
         for sequence, drawn in zip(sampled, draw_tokens(logits, sampled), strict=True):
             self._take(sequence, drawn)
         self._commit(plan, members, sampled)
-        return self._complete(sampled)
+        return aborted + self._complete(sampled)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request, running, waiting or not added yet, at the start of a step; from any thread.
+
+        Its output has what was generated until then and finish_reason "abort". A request that has ended is left alone.
+        """
+        self._abort_calls.append(request_id)
+
+    def forget_aborts(self) -> None:
+        """Drops the calls of `abort` that found no request."""
+        self._abort_calls.clear()
+        self._to_abort.clear()
+
+    def _apply_aborts(self) -> list[RequestOutput]:
+        """The outputs of the requests that `abort` named."""
+        outputs = []
+        while self._abort_calls:
+            self._to_abort.add(self._abort_calls.popleft())
+        for request_id in sorted(self._to_abort):
+            for sequence in self._processor.unfinished(request_id):
+                self._to_abort.discard(request_id)
+                self._scheduler.abort(sequence.sequence_id)
+                sequence.finish("abort")
+                del self._sequences[sequence.sequence_id]
+                output = self._processor.close(sequence)
+                if output is not None:
+                    self.statistics.aborted_requests += 1
+                    outputs.append(output)
+        return outputs
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """Gives a sequence its next token, or the reason why it cannot go on."""
@@ -186,6 +219,7 @@ class Engine:
         """Drops every request and everything they held: a new scheduler owns all pages and slots again, which is right
         even if the last step stopped half-way."""
         self._sequences.clear()
+        self.forget_aborts()
         self._processor.drop_all()
         self._scheduler = self._new_scheduler()
 

@@ -77,6 +77,11 @@ class OutputProcessor:
             metrics=_metrics(opened.arrival, request, opened.sequences),
         )
 
+    def unfinished(self, request_id: str) -> list[Sequence]:
+        """The sequences of a request that have not ended; none if it has no open output."""
+        opened = self._open.get(request_id)
+        return [] if opened is None else [one for one in opened.sequences if one.finish_reason is None]
+
     def drop_all(self) -> None:
         """Forgets every request that has no output yet."""
         self._open.clear()

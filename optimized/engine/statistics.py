@@ -21,6 +21,7 @@ class Statistics:
     decode_rows: int = 0
     generated_tokens: int = 0
     finished_requests: int = 0
+    aborted_requests: int = 0
     failed_requests: int = 0
     _window_start: float = field(default_factory=time.monotonic, repr=False)
     _window_tokens: int = field(default=0, repr=False)
