@@ -50,6 +50,7 @@ ENGINE_OPTIONS: tuple[_Option, ...] = (
     ("--device", str, "auto or cpu"),
     ("--seed", int, "seed of the whole run, for requests without a --seq-seed"),
     ("--log-stats-interval", int, "engine steps between two log lines of statistics"),
+    ("--logprobs-mode", str, "raw_logprobs (the model's own, default) or processed_logprobs (what was drawn from)"),
 )
 #: (option, type, help) of the sampling parameters; the names are those of SamplingParams.
 SAMPLING_OPTIONS: tuple[_Option, ...] = (

@@ -11,12 +11,15 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from reference.spec.errors import ConfigError
+from reference.spec.sampling import LogprobsMode
 
 if TYPE_CHECKING:
     from reference.spec.config import ModelConfig
+
+YOCO_MODES = ("off", "mask", "compact")
 
 _DEFAULT_BATCHED_TOKENS = 2048
 
@@ -39,7 +42,15 @@ class EngineConfig:
         device: "auto" or "cpu".
         seed: makes a whole run repeatable: requests without a seq_seed of their own take theirs from a generator seeded
             with it. None: from the operating system.
+        yoco_mode: bounded replay of the decoder layers (those from the last KV source on) in prefill. "off": all rows
+            run; "compact": they run on the last yoco_keep_tokens rows of each prompt only; "mask": on all rows, with
+            windows cut as for "compact", which gives the same results. The replay start belongs to the request for
+            life, whatever its chunks and preemptions. A request with prompt_logprobs runs all rows.
+        yoco_keep_tokens: rows kept; at least sliding_window + nextn + 1 (nextn: the draft's block size), if not "off".
         log_stats_interval: engine steps between two lines of statistics in the log, 0: never.
+        logprobs_mode: what the logprobs of the output are told from: "raw_logprobs", the model's own logits, or
+            "processed_logprobs", what the token was drawn from (bias, penalties, masks, temperature and filters
+            applied; of a greedy request all but the last two). Those of the prompt are always raw.
 
     Raises:
         ConfigError: names the option, the value it got and what is accepted.
@@ -54,6 +65,9 @@ class EngineConfig:
     device: str = "auto"
     seed: int | None = None
     log_stats_interval: int = 0
+    yoco_mode: str = "off"
+    yoco_keep_tokens: int = 0
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGER_RANGES:
@@ -70,8 +84,13 @@ class EngineConfig:
             or not 0 < share <= 1
         ):
             raise ConfigError(f"gpu_memory_utilization: got {share!r}; accepted: a number above 0, at most 1")
+        if self.yoco_mode not in YOCO_MODES:
+            raise ConfigError(f"yoco_mode: got {self.yoco_mode!r}; accepted: one of {', '.join(YOCO_MODES)}")
         if not isinstance(self.device, str):
             raise ConfigError(f"device: got {self.device!r}; accepted: a string such as 'auto' or 'cpu'")
+        if self.logprobs_mode not in get_args(LogprobsMode):
+            accepted = " or ".join(map(repr, get_args(LogprobsMode)))
+            raise ConfigError(f"logprobs_mode: got {self.logprobs_mode!r}; accepted: {accepted}")
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
             raise ConfigError(
@@ -95,7 +114,8 @@ class EngineConfig:
         Args:
             device: what "auto" means.
         Raises:
-            ConfigError: max_model_len is beyond what the model's positions reach.
+            ConfigError: max_model_len is beyond what the model's positions reach, or yoco_keep_tokens is below what
+                decoding reads.
         """
         limit = model.max_position_embeddings
         length = limit if self.max_model_len is None else self.max_model_len
@@ -103,10 +123,27 @@ class EngineConfig:
             raise ConfigError(
                 f"max_model_len: got {length}; accepted: at most {limit}, the model's max_position_embeddings"
             )
+        self._check_replay(model)
         budget = self.max_num_batched_tokens
         if budget is None:
             budget = max(_DEFAULT_BATCHED_TOKENS, self.max_num_seqs)
         return dataclasses.replace(self, max_model_len=length, max_num_batched_tokens=budget, device=device)
+
+    def _check_replay(self, model: ModelConfig) -> None:
+        if self.yoco_mode == "off":
+            return
+        if not model.kv_source_layer_ids:
+            raise ConfigError(f"yoco_mode: got {self.yoco_mode!r}; accepted: off, for a model without KV source layers")
+        window, drafts = model.sliding_window, model.dspark_block_size if model.has_draft else 0
+        if self.yoco_keep_tokens < window + drafts + 1:
+            raise ConfigError(
+                f"yoco_keep_tokens: got {self.yoco_keep_tokens}; accepted: at least {window + drafts + 1} = "
+                f"sliding_window {window} + nextn {drafts} + 1, so that what a rejected draft rewinds to has its window"
+            )
+
+    def replay_start(self, prompt_len: int) -> int:
+        """First position that a prompt's decoder windows may hold, fixed for the life of its request."""
+        return 0 if self.yoco_mode == "off" else max(0, prompt_len - self.yoco_keep_tokens)
 
 
 def option_names() -> list[str]:
@@ -124,6 +161,7 @@ _INTEGER_RANGES: tuple[tuple[str, int, int], ...] = (
     ("max_num_seqs", 1, 65536),
     ("page_size", 1, 65536),
     ("log_stats_interval", 0, 2**31 - 1),
+    ("yoco_keep_tokens", 0, 2**30),
 )
 _OPTIONAL_RANGES: dict[str, tuple[int, int]] = {
     "max_num_batched_tokens": (1, 2**24),

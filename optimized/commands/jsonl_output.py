@@ -14,7 +14,7 @@ from optimized.commands.jsonl_input import LineError
 from reference.spec.errors import RequestError
 from reference.spec.outputs import CompletionOutput, Logprob, RequestOutput
 
-RECORD_KEYS = ("index", "custom_id", "outputs", "seq_seed", "error")
+RECORD_KEYS = ("index", "custom_id", "outputs", "prompt_logprobs", "seq_seed", "error")
 #: JSON has no -inf: the least logprob that is written.
 LEAST_LOGPROB = -9999.0
 
@@ -29,6 +29,7 @@ def output_record(index: int, custom_id: str | int | None, output: RequestOutput
         "index": index,
         "custom_id": custom_id,
         "outputs": [_completion(one) for one in kept],
+        "prompt_logprobs": output.prompt_logprobs and [one and _logprobs(one) for one in output.prompt_logprobs],
         "seq_seed": output.metrics.seq_seed if output.metrics is not None else None,
         "error": {"kind": "request", "message": errors[0]} if errors else None,
     }
@@ -37,7 +38,8 @@ def output_record(index: int, custom_id: str | int | None, output: RequestOutput
 def error_record(index: int, bad: LineError) -> dict[str, Any]:
     """The record of a bad line."""
     error = {"kind": bad.kind, "message": _at_line(index, bad.message)}
-    return {"index": index, "custom_id": bad.custom_id, "outputs": [], "seq_seed": None, "error": error}
+    nothing = {"outputs": [], "prompt_logprobs": None, "seq_seed": None}
+    return {"index": index, "custom_id": bad.custom_id, **nothing, "error": error}
 
 
 def _at_line(index: int, message: str) -> str:

@@ -123,11 +123,11 @@ class Door:
             raise RequestError(
                 f"stop: got {_short(params.stop)}, but the checkpoint has no tokenizer.json; accepted: ()"
             )
-        for token in params.stop_token_ids:
-            if token >= self._limits.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids: got {token}; accepted: integers from 0 to {self._limits.vocab_size - 1}"
-                )
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(params, name) or ():
+                if token >= self._limits.vocab_size:
+                    accepted = f"integers from 0 to {self._limits.vocab_size - 1}"
+                    raise RequestError(f"{name}: got {token}; accepted: {accepted}")
 
 
 def prompt_list(prompts: Any) -> list[Any]:

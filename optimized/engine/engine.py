@@ -11,9 +11,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optimized.engine.door import Limits, Refusal, Request
 from optimized.engine.output_processor import OutputProcessor
+from optimized.engine.prompt_logprobs import take_prompt_logprobs, wanted_rows
 from optimized.engine.sequence import Sequence
 from optimized.engine.statistics import Statistics
 from optimized.engine.token_sampler import Drawn, draw_tokens
@@ -34,8 +36,9 @@ _log = logging.getLogger(__name__)
 class Worker(Protocol):
     """What the engine asks of a worker."""
 
-    def execute(self, plan: StepPlan) -> Tensor:
-        """Logits [S, V] float64 of the plan's S rows that are sampled, in the plan's order."""
+    def execute(self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None) -> Tensor:
+        """Logits [S, V] float64 of the plan's S rows that are sampled, in the plan's order; then, [S + E, V], those of
+        E more flat rows of the plan."""
 
     def num_pages(self) -> int:
         """Pages of the pool, page 0 included."""
@@ -100,10 +103,12 @@ class Engine:
         from optimized._core import Admission
 
         prompt = np.array(request.prompt_token_ids, dtype=np.int64)
+        replay_start = self._config.replay_start(len(prompt)) if request.params.prompt_logprobs is None else 0
         sequences = self._processor.open(request, self._next_id)
         self._next_id += len(sequences)
         for sequence in sequences:
-            if self._scheduler.add(sequence.sequence_id, prompt, request.max_tokens) is not Admission.OK:
+            verdict = self._scheduler.add(sequence.sequence_id, prompt, request.max_tokens, replay_start)
+            if verdict is not Admission.OK:
                 raise EngineError(
                     f"request {request.request_id} was admitted, but the scheduler says that it never fits"
                 )
@@ -121,13 +126,13 @@ class Engine:
             if self._sequences:
                 raise EngineError(f"no step can be made:\n{self._scheduler.dump()}")
             return aborted
-        logits = self._worker.execute(plan)
         members = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
+        logits = self._execute(plan, members)
         for sequence, fresh in zip(members, plan.fresh.tolist(), strict=True):
             if fresh:
                 sequence.start()
         sampled = [one for one, row in zip(members, plan.sample_rows.tolist(), strict=True) if row >= 0]
-        for sequence, drawn in zip(sampled, draw_tokens(logits, sampled), strict=True):
+        for sequence, drawn in zip(sampled, self._draw(logits, sampled), strict=True):
             self._take(sequence, drawn)
         self._commit(plan, members, sampled)
         return aborted + self._complete(sampled)
@@ -161,16 +166,30 @@ class Engine:
                     outputs.append(output)
         return outputs
 
+    def _execute(self, plan: StepPlan, members: list[Sequence]) -> Tensor:
+        """Logits [S, V] of the sampled rows, -inf at ids that no token has; prompt logprobs are taken on the way."""
+        wanted = wanted_rows(plan, members)
+        logits = self._worker.execute(plan, wanted.rows) if wanted.owners else self._worker.execute(plan)
+        if self._num_ids < logits.shape[-1]:
+            logits = logits.clone()  # [S + E, V]
+            logits[:, self._num_ids :] = -float("inf")
+        sampled = len(logits) - len(wanted.owners)
+        take_prompt_logprobs(wanted, logits[sampled:])
+        return logits[:sampled]
+
+    def _draw(self, logits: Tensor, sampled: list[Sequence]) -> list[Drawn]:
+        """The next token of each sampled row."""
+        return draw_tokens(logits, sampled, logprobs_mode=self._config.logprobs_mode)
+
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """Gives a sequence its next token, or the reason why it cannot go on."""
-        if drawn.error is not None:
-            sequence.fail(drawn.error)
+        error = drawn.error or sequence.prompt_error
+        if error is not None:
+            sequence.fail(error)
             return
         sequence.logprobs.append(drawn.logprobs)
         sequence.cumulative_logprob += drawn.logprob
         sequence.append(drawn.token)
-        if sequence.finish_reason is None and drawn.token >= self._num_ids:
-            sequence.fail(f"drew id {drawn.token}, which no token of the tokenizer has (0 to {self._num_ids - 1})")
 
     def _commit(self, plan: StepPlan, members: list[Sequence], sampled: list[Sequence]) -> None:
         """Tells the scheduler the new tokens and which sequences their ids or lengths end."""

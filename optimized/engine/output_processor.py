@@ -13,7 +13,7 @@ from optimized.engine.door import Request
 from optimized.engine.sequence import Sequence
 from optimized.engine.stop_strings import StopWatcher
 from optimized.tokenizer import Tokenizer
-from reference.spec.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from reference.spec.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 
 @dataclass
@@ -74,6 +74,7 @@ class OutputProcessor:
             request.prompt_token_ids,
             completions,
             finished=True,
+            prompt_logprobs=_of_prompt(opened.sequences[0]),
             metrics=_metrics(opened.arrival, request, opened.sequences),
         )
 
@@ -105,6 +106,13 @@ class OutputProcessor:
         visible = sequence.token_ids[:-1] if sequence.ended_by_id else sequence.token_ids
         text = self._tokenizer.decode(visible)
         return text if sequence.stop_match is None else text[: sequence.stop_match.position]
+
+
+def _of_prompt(first: Sequence) -> list[dict[int, Logprob] | None] | None:
+    """The entries of all prompt tokens; None if they were not asked for, or an error came before."""
+    told = first.prompt_logprobs
+    complete = told is not None and first.prompt_error is None and len(told) == len(first.request.prompt_token_ids)
+    return told if complete else None
 
 
 def _metrics(arrival: float, request: Request, sequences: SequenceOf[Sequence]) -> RequestMetrics:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from optimized.engine.door import Request
 from optimized.engine.stop_strings import StopMatch, StopWatcher
+from optimized.engine.token_counts import TokenCounts
 from reference.spec.outputs import FinishReason, Logprob
 
 
@@ -20,6 +21,9 @@ class Sequence:
     sequence_id: the scheduler's id. sample_index: 0 .. n - 1, part of the noise's counter.
     stop_ids: token ids that end it, and that may not be drawn before min_tokens. eos: the one of them that ends it
     without a stop_reason, None with ignore_eos.
+    counts: of its tokens, None if no penalty needs them.
+    prompt_logprobs: entries of the prompt tokens so far, None at the first; the request's first sample has them.
+    prompt_error: why they cannot be told.
     """
 
     sequence_id: int
@@ -28,6 +32,9 @@ class Sequence:
     stop_ids: frozenset[int]
     eos: int | None
     watcher: StopWatcher | None = None
+    counts: TokenCounts | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_error: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
@@ -39,6 +46,13 @@ class Sequence:
     first_token_time: float | None = None
     finished_time: float | None = None
     times_started: int = 0
+
+    def __post_init__(self) -> None:
+        params = self.request.params
+        if params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty:
+            self.counts = TokenCounts(self.request.prompt_token_ids)
+        if params.prompt_logprobs is not None and self.sample_index == 0:
+            self.prompt_logprobs = [None]
 
     @property
     def position(self) -> int:
@@ -66,6 +80,8 @@ class Sequence:
         if self.first_token_time is None:
             self.first_token_time = time.monotonic()
         self.token_ids.append(token)
+        if self.counts is not None:
+            self.counts.commit(token)
         if token in self.stop_ids:
             self.finish("stop", None if token == self.eos else token)
         elif len(self.token_ids) >= self.request.max_tokens:

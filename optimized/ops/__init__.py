@@ -4,6 +4,7 @@ They know tensors and numbers, and no model. `table()` lists operation x backend
 """
 
 from optimized.ops import (  # noqa: F401  (each names its operations for the table)
+    adjust_logits,
     compress_kv,
     engram,
     experts,

@@ -14,6 +14,7 @@ import torch
 from optimized.ops.registry import Operation, require
 
 SAMPLE = Operation("sample")
+PROCESS_LOGITS = Operation("process_logits")
 PHILOX_WORDS = Operation("philox_words")
 LOG_PROBABILITIES = Operation("log_probabilities")
 
@@ -65,6 +66,19 @@ def sample(logits: torch.Tensor, rows: SamplingRows, role: int = TARGET) -> torc
     """
     require(logits.dim() == 2 and rows.seed.shape == logits.shape[:1], "sample", "logits [S, V]", logits, rows.seed)
     return SAMPLE.on(logits)(logits, rows, role)
+
+
+def process_logits(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """What `sample` draws a row's token from: scaled, and -inf where a filter drops a token; a greedy row as it is.
+
+    Args:
+        logits: [S, V] float64 on the CPU, already biased, penalised and masked.
+    Returns:
+        [S, V] of the same dtype.
+    """
+    fits = logits.dim() == 2 and rows.seed.shape == logits.shape[:1]
+    require(fits, "process_logits", "logits [S, V]", logits, rows.seed)
+    return PROCESS_LOGITS.on(logits)(logits, rows)
 
 
 def healthy(logits: torch.Tensor) -> torch.Tensor:

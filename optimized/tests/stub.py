@@ -37,9 +37,9 @@ class StubWorker:
         length = self.config.max_model_len or 0
         return self.config.num_pages or self.config.max_num_seqs * (length // self.config.page_size + 2)
 
-    def execute(self, plan: StepPlan) -> torch.Tensor:
+    def execute(self, plan: StepPlan, more_rows: Any = None) -> torch.Tensor:
         self.steps += 1
-        rows = []
+        rows, after = [], {}
         for r, slot in enumerate(plan.slots.tolist()):
             if plan.fresh[r]:
                 self.history[slot] = []
@@ -47,11 +47,15 @@ class StubWorker:
             begin, end = int(plan.query_start[r]), int(plan.query_start[r + 1])
             if plan.positions[begin:end].tolist() != list(range(len(tokens), len(tokens) + end - begin)):
                 raise AssertionError(f"slot {slot} holds {len(tokens)} tokens, got rows {plan.positions[begin:end]}")
-            tokens.extend(plan.tokens[begin:end].tolist())
+            for row, token in enumerate(plan.tokens[begin:end].tolist(), start=begin):
+                tokens.append(token)
+                if more_rows is not None and row in more_rows:
+                    after[row] = self.logits(tokens)
             if np.count_nonzero(plan.page_table[r]) * self.config.page_size < len(tokens):
                 raise AssertionError(f"slot {slot}: {len(tokens)} tokens in pages {plan.page_table[r]}")
             if plan.sample_rows[r] >= 0:
                 rows.append(self.logits(tokens))
+        rows.extend(after[row] for row in ([] if more_rows is None else more_rows.tolist()))
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
 
     def logits(self, tokens: list[int]) -> torch.Tensor:

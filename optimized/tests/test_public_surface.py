@@ -18,11 +18,11 @@ pytestmark = pytest.mark.ci
 EXPORTS = """LLM CheckpointError CompletionOutput ConfigError CounterpointError EngineConfig EngineError
     KernelUnavailableError Logprob RequestError RequestMetrics RequestOutput SamplingParams UnsupportedError"""
 ENGINE_OPTIONS = """max_num_seqs max_num_batched_tokens max_model_len page_size num_pages gpu_memory_utilization device
-    seed log_stats_interval"""
+    seed log_stats_interval yoco_mode yoco_keep_tokens logprobs_mode"""
 GENERATE_OPTIONS = """--help --model --revision --prompt --input --output --resume --overwrite --max-line-bytes
     --progress --no-progress --log-level --n --max-tokens --min-tokens --temperature --top-k --top-p --min-p --seq-seed
     --logprobs --stop --stop-token-ids --ignore-eos --max-num-seqs --max-num-batched-tokens --max-model-len --page-size
-    --num-pages --gpu-memory-utilization --device --seed --log-stats-interval"""
+    --num-pages --gpu-memory-utilization --device --seed --log-stats-interval --logprobs-mode"""
 VARIABLES = """ACCELERATOR BATCH_INVARIANT COMPUTE_SUM_SMALLER_PROBS CPP_LOG_LEVEL CUDAGRAPH_BATCH_SIZE_INTERVAL
     DECODE_PERF_CACHE_DIR DECODE_PERF_CACHE_TTL_SEC DECODE_TOKEN_BLACKLIST DFLASH_CONFIDENCE_HEAD_TEMPERATURE
     DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL DFLASH_ENFORCE_EAGER DISABLE_SYNC_GUARD ENABLE_MEMORY_TRACING ENABLE_MTP_VARLEN
@@ -41,7 +41,7 @@ LINE_KEYS = """custom_id prompt prompt_token_ids n temperature top_p top_k min_p
     stop_token_ids ignore_eos seq_seed logprobs prompt_logprobs presence_penalty frequency_penalty repetition_penalty
     logit_bias so_args"""
 ERROR_KINDS = "too_long not_utf8 not_json not_object unknown_key bad_value not_supported request"
-RECORD_KEYS = "index custom_id outputs seq_seed error"
+RECORD_KEYS = "index custom_id outputs prompt_logprobs seq_seed error"
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:

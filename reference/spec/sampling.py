@@ -18,11 +18,6 @@ MAX_BIAS = 100.0
 
 #: Options that the engine does not serve yet; its door refuses them by name. The reference serves all but `so_args`.
 UNSUPPORTED: tuple[str, ...] = (
-    "prompt_logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
     "so_args",
 )
 

@@ -4,6 +4,7 @@ Importing this package registers the implementations. It knows nothing about oth
 """
 
 from optimized.ops.portable import (
+    adjust_logits,
     compress_kv,
     engram,
     experts,
@@ -22,6 +23,7 @@ from optimized.ops.portable import (
 )
 
 __all__ = [
+    "adjust_logits",
     "compress_kv",
     "engram",
     "experts",

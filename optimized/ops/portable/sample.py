@@ -47,6 +47,14 @@ def _filtered(z: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return z.masked_fill(z < floor[:, None], -torch.inf)
 
 
+@register("process_logits")
+def process_logits(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """[S, V] to [S, V]."""
+    drawn = (rows.temperature >= GREEDY_TEMPERATURE)[:, None]
+    divisor = torch.where(drawn, rows.temperature[:, None], 1.0)
+    return torch.where(drawn, _filtered((logits - logits.amax(dim=1, keepdim=True)) / divisor, rows), logits)
+
+
 @register("sample")
 def sample(logits: torch.Tensor, rows: SamplingRows, role: int) -> torch.Tensor:
     """[S, V] to [S] int64; torch's argmax on the CPU returns the first maximum."""
@@ -54,8 +62,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows, role: int) -> torch.Tensor:
     drawn = rows.temperature >= GREEDY_TEMPERATURE
     if not bool(drawn.any()):
         return greedy
-    divisor = torch.where(drawn, rows.temperature, 1.0)[:, None]
-    z = _filtered((logits - logits.amax(dim=1, keepdim=True)) / divisor, rows)
+    z = process_logits(logits, rows)
     words = philox_words(rows.seed, rows.position, rows.sample, role, logits.shape[1])
     uniform = (words.double() + 0.5) * 2.0**-32
     noise = torch.log(-torch.log1p(-uniform))
