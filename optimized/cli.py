@@ -50,6 +50,8 @@ ENGINE_OPTIONS: tuple[_Option, ...] = (
     ("--device", str, "auto or cpu"),
     ("--seed", int, "seed of the whole run, for requests without a --seq-seed"),
     ("--log-stats-interval", int, "engine steps between two log lines of statistics"),
+    ("--yoco-mode", str, "bounded replay of decoder layers in prefill: off (default), mask or compact"),
+    ("--yoco-keep-tokens", int, "last tokens of a prompt that enter decoder layers"),
     ("--logprobs-mode", str, "raw_logprobs (the model's own, default) or processed_logprobs (what was drawn from)"),
 )
 #: (option, type, help) of the sampling parameters; the names are those of SamplingParams.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimized.config import nearest
+from optimized.config import YOCO_MODES, nearest
 from reference.spec.errors import ConfigError
 
 PREFIX = "DEEPINFER_"
@@ -174,8 +174,8 @@ VARIABLES: dict[str, Variable] = {
     "XGRAMMAR_DEBUG": Variable(parse_bool, satisfied=_OFF),
     "XGRAMMAR_DISABLE_CACHE": Variable(parse_bool),
     "XGRAMMAR_TIMEOUT": Variable(parse_int),
-    "YOCO_PREFILL_KEEP_TOKENS": Variable(parse_int, satisfied=_ZERO),
-    "YOCO_PREFILL_TRUNCATION_MODE": Variable(parse_choice("off", "mask", "compact"), satisfied=("off",)),
+    "YOCO_PREFILL_KEEP_TOKENS": Variable(parse_int, option="yoco_keep_tokens"),
+    "YOCO_PREFILL_TRUNCATION_MODE": Variable(parse_choice(*YOCO_MODES), option="yoco_mode"),
     "ZERO_OVERHEAD_SCHEDULING": Variable(parse_bool, satisfied=_OFF),
 }
 

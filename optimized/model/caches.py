@@ -103,6 +103,31 @@ class Caches:
         history = _zeros((geometry.num_slots * geometry.history,), torch.int64, device)
         return cls(geometry, rings, sources, history)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything that was allocated."""
+        made = [*(tensor for ring in self.rings for tensor in ring), self.engram_ids]
+        for source in self.sources.values():
+            made += [*source.kv, *source.keys]
+            made += [] if source.open_group is None else [source.open_group]
+        return made
+
+    def poison(self, slots: torch.Tensor, pages: torch.Tensor) -> None:
+        """Fill slots and pages with codes that decode to NaN, where their format has one.
+
+        Args:
+            slots, pages: [n] int64 each.
+        """
+        size = self.geometry.num_slots
+        for ring in self.rings:
+            for tensor in ring:
+                tensor.view(size, -1).index_fill_(0, slots, 0xFF)
+        for source in self.sources.values():
+            for tensor in (*source.kv, *source.keys):
+                tensor.view(self.geometry.num_pages, -1).index_fill_(0, pages, 0xFF)
+            if source.open_group is not None:
+                source.open_group.view(size, -1).index_fill_(0, slots, torch.nan)
+        self.engram_ids.view(size, -1).index_fill_(0, slots, 1 << 40)
+
     def clear_slots(self, slots: torch.Tensor) -> None:
         """Zero the state of slots that were just handed out.
 

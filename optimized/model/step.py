@@ -32,7 +32,8 @@ class KeptRows:
 class StepInputs:
     """Flat rows of R requests, request after request; a request's rows have consecutive positions.
 
-    tokens, positions: [N] int64. row_request: [N] row of the page table. slots: [N] the request's state slot.
+    tokens, positions: [N] int64; position -1: a padding row, which sees nothing. row_request: [N] row of the page
+    table. slots: [N] the request's state slot.
     first_rows: [N] flat index of the request's first row. first_positions: [N] its position.
     end_positions: [N] position after the request's last row. replay_starts: [N] the request's replay start.
     page_table: [R, P] int64, 0 = no page. sample_rows: [S] rows whose logits are wanted.
@@ -160,7 +161,7 @@ def derive_step(inputs: StepInputs, config: ModelConfig, geometry: CacheGeometry
 def _ratio_indices(inputs: StepInputs, ratio: int, geometry: CacheGeometry, theta: RopeFrequencies) -> RatioIndices:
     positions, per_page = inputs.positions, geometry.page_size // ratio
     group = positions // ratio
-    closes = (positions + 1) % ratio == 0
+    closes = ((positions + 1) % ratio == 0) & (positions >= 0)
     entry = inputs.entry(group[:, None], per_page)[:, 0]
     group_index = open_place = None
     if ratio > 1:

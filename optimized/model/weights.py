@@ -18,6 +18,7 @@ from optimized.ops.linear_weight import LinearWeight, prepare_dense_weight, prep
 from reference.spec.checkpoint_files import CheckpointFiles
 from reference.spec.config import ModelConfig
 from reference.spec.engram import EngramLayout
+from reference.spec.tensors import tensor_plan
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,25 @@ def load_weights(folder: str | Path, config: ModelConfig, device: torch.device) 
         CheckpointError: names the tensor and the file; nothing is half-loaded.
     """
     return _Reader(CheckpointFiles.open(folder, config), config, device).model()
+
+
+def planned_bytes(config: ModelConfig) -> int:
+    """Bytes that the loaded weights and the token map take on the CPU, told from the configuration alone.
+
+    Matrices and vectors are float64; embeddings and Engram tables stay as released; scales are folded into matrices.
+    """
+    total = 8 * config.vocab_size if config.engram_layer_ids else 0
+    for name, spec in tensor_plan(config).items():
+        if not spec.loaded or name.endswith("k_weight"):  # folded into q_weight
+            continue
+        if name.endswith(("embed.weight", "embed.scale")):
+            total += spec.num_bytes
+        elif name.endswith("_scale"):
+            total += 8 * (config.hc_mult + 2) * config.hc_mult
+        else:
+            total += 8 * spec.num_parameters
+    layers = EngramLayout.of(config).layers
+    return total + sum(8 * (len(one.multipliers) + 2 * len(one.flat_offsets)) for one in layers)
 
 
 class _Reader:

@@ -11,6 +11,7 @@ import pytest
 
 from optimized import environ
 from optimized.config import EngineConfig
+from optimized.model.tests.random_models import FULL, WINDOWS
 from optimized.platforms import resolve
 from optimized.tests.stub import CONTEXT, model_folder
 from reference.spec.config import ModelConfig
@@ -44,6 +45,9 @@ def model(tmp_path: Path) -> ModelConfig:
         ("seed", -1),
         ("seed", 2**64),
         ("log_stats_interval", -1),
+        ("yoco_mode", "Mask"),
+        ("yoco_mode", None),
+        ("yoco_keep_tokens", -1),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_what_is_accepted(name: str, value: Any) -> None:
@@ -68,6 +72,19 @@ def test_lengths_come_from_the_model_and_may_not_pass_it(model: ModelConfig) -> 
         EngineConfig(max_model_len=CONTEXT + 1).resolved(model, "cpu")
 
 
+@pytest.mark.parametrize(("drafts", "least"), [(0, 9), (3, 12)])
+def test_replay_keeps_what_decoding_reads(drafts: int, least: int) -> None:
+    model = FULL if drafts else dataclasses.replace(FULL, num_nextn_predict_layers=0)
+    accepted = f"yoco_keep_tokens: got {least - 1}; accepted: at least {least} = sliding_window 8 . nextn {drafts} . 1"
+    with pytest.raises(ConfigError, match=accepted):
+        EngineConfig(yoco_mode="mask", yoco_keep_tokens=least - 1).resolved(model, "cpu")
+    config = EngineConfig(yoco_mode="compact", yoco_keep_tokens=least).resolved(model, "cpu")
+    assert [config.replay_start(length) for length in (1, least, least + 1, 100)] == [0, 0, 1, 100 - least]
+    assert EngineConfig(yoco_keep_tokens=3).resolved(model, "cpu").replay_start(100) == 0
+    with pytest.raises(ConfigError, match="without KV source layers"):
+        EngineConfig(yoco_mode="mask", yoco_keep_tokens=99).resolved(WINDOWS, "cpu")
+
+
 def test_devices_that_do_not_run_yet_are_told_from_words_that_are_none() -> None:
     assert resolve("auto") == resolve("cpu") == "cpu"
     with pytest.raises(UnsupportedError, match="'cuda:1' is not supported yet; accepted: auto, cpu"):
@@ -82,6 +99,8 @@ def test_an_honoured_variable_overrides_the_option(caplog: pytest.LogCaptureFixt
     )
     assert merged == {"log_stats_interval": 50, "seed": 1}
     assert "overrides log_stats_interval=3 with 50" in caplog.text
+    replay = {"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": "compact", "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "140"}
+    assert environ.merged({}, replay) == {"yoco_mode": "compact", "yoco_keep_tokens": 140}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ ENGINE_OPTIONS = """max_num_seqs max_num_batched_tokens max_model_len page_size 
 GENERATE_OPTIONS = """--help --model --revision --prompt --input --output --resume --overwrite --max-line-bytes
     --progress --no-progress --log-level --n --max-tokens --min-tokens --temperature --top-k --top-p --min-p --seq-seed
     --logprobs --stop --stop-token-ids --ignore-eos --max-num-seqs --max-num-batched-tokens --max-model-len --page-size
-    --num-pages --gpu-memory-utilization --device --seed --log-stats-interval --logprobs-mode"""
+    --num-pages --gpu-memory-utilization --device --seed --log-stats-interval --yoco-mode
+    --yoco-keep-tokens --logprobs-mode"""
 VARIABLES = """ACCELERATOR BATCH_INVARIANT COMPUTE_SUM_SMALLER_PROBS CPP_LOG_LEVEL CUDAGRAPH_BATCH_SIZE_INTERVAL
     DECODE_PERF_CACHE_DIR DECODE_PERF_CACHE_TTL_SEC DECODE_TOKEN_BLACKLIST DFLASH_CONFIDENCE_HEAD_TEMPERATURE
     DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL DFLASH_ENFORCE_EAGER DISABLE_SYNC_GUARD ENABLE_MEMORY_TRACING ENABLE_MTP_VARLEN

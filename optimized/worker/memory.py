@@ -1,4 +1,5 @@
-"""How many pages fit: bytes of weights, slots and pages against what the machine has.
+"""The memory plan: bytes of weights, pages, slots and input buffers against what the machine has, before any of it is
+allocated.
 
 Knows sizes; allocates nothing.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,6 +18,35 @@ from reference.spec.config import ModelConfig
 from reference.spec.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a worker keeps for its life, in bytes.
+
+    weights: all of them, as the backend's operations read them. scratch: the input buffers. page, slot: one page, one
+    state slot. num_pages, num_slots: page 0 and slot 0 included.
+    """
+
+    weights: int
+    scratch: int
+    page: int
+    num_pages: int
+    slot: int
+    num_slots: int
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return self.weights + self.scratch + self.page * self.num_pages + self.slot * self.num_slots
+
+    def describe(self) -> str:
+        """One line with every number."""
+        return (
+            f"{self.total / 2**20:.1f} MiB: weights {self.weights / 2**20:.1f}, {self.num_pages} pages of {self.page} "
+            f"bytes {self.page * self.num_pages / 2**20:.1f}, {self.num_slots} state slots of {self.slot} bytes "
+            f"{self.slot * self.num_slots / 2**20:.1f}, input buffers {self.scratch / 2**20:.1f}"
+        )
 
 
 def available_bytes(device: torch.device) -> int:
@@ -31,27 +62,38 @@ def available_bytes(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def plan_pages(
-    config: ModelConfig, geometry: CacheGeometry, sequences: int, max_model_len: int, budget: int, asked: int | None
-) -> int:
-    """Pages of the pool, page 0 included.
+def sequence_pages(max_model_len: int, geometry: CacheGeometry) -> int:
+    """Pages of a sequence of full length, with the room of one more step."""
+    return -(-(max_model_len + geometry.backtrack) // geometry.page_size)
+
+
+def plan_memory(
+    config: ModelConfig,
+    geometry: CacheGeometry,
+    max_model_len: int,
+    *,
+    weights: int,
+    scratch: int,
+    budget: int,
+    asked: int | None,
+) -> MemoryPlan:
+    """The plan with as many pages as asked for, or as all sequences need at full length, within the budget.
 
     Args:
-        geometry: its num_pages is not read.
-        sequences: how many run at a time. budget: bytes for slots and pages. asked: the user's choice, or None for
-            as many as all sequences need at full length, within the budget.
+        geometry: its num_pages is not read; it has a slot for each sequence, and slot 0.
+        weights, scratch: bytes. budget: bytes for everything. asked: the user's number of pages, or None.
     Raises:
-        ConfigError: the budget does not hold them; names the numbers.
+        ConfigError: the budget does not hold it; names the numbers.
     """
-    slots = geometry.num_slots * slot_bytes(config, geometry)
-    page = page_bytes(config, geometry.page_size)
-    fitting = (budget - slots) // page if page else 2**31 - 1
-    per_sequence = -(-(max_model_len + geometry.backtrack) // geometry.page_size)
-    wanted = 1 + sequences * per_sequence if asked is None else asked
+    slot, page, num_slots = slot_bytes(config, geometry), page_bytes(config, geometry.page_size), geometry.num_slots
+    left = budget - weights - scratch - num_slots * slot
+    fitting = left // page if page else (2**31 - 1 if left >= 0 else -1)
+    wanted = 1 + (num_slots - 1) * sequence_pages(max_model_len, geometry) if asked is None else asked
     least = 2 if asked is None else asked
     if fitting < least:
         raise ConfigError(
-            f"num_pages: {least} pages of {page} bytes and {geometry.num_slots} state slots of "
-            f"{slot_bytes(config, geometry)} bytes need more than the {budget} bytes that gpu_memory_utilization leaves"
+            f"num_pages: {least} pages of {page} bytes, {num_slots} state slots of {slot} bytes, weights of {weights} "
+            f"bytes and input buffers of {scratch} bytes need more than the {budget} bytes that gpu_memory_utilization "
+            "leaves"
         )
-    return min(wanted, fitting)
+    return MemoryPlan(weights, scratch, page, min(wanted, fitting), slot, num_slots)

@@ -5,17 +5,20 @@ Knows files, options and the model runner; knows nothing about requests, schedul
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from optimized.model.caches import CacheGeometry, Caches
 from optimized.model.transformer import Transformer
-from optimized.model.weights import load_weights
+from optimized.model.weights import load_weights, planned_bytes
 from optimized.worker.input_batch import InputBatch
-from optimized.worker.memory import available_bytes, plan_pages
+from optimized.worker.memory import MemoryPlan, available_bytes, plan_memory, sequence_pages
 from optimized.worker.model_runner import ModelRunner
 from reference.spec.config import ModelConfig
 from reference.spec.errors import ConfigError
@@ -46,29 +49,51 @@ class Worker:
         max_model_len = config.max_model_len or model_config.max_position_embeddings
         max_rows = config.max_num_batched_tokens or max_model_len
         _check_page_size(model_config, config.page_size)
-        budget = int(available_bytes(device) * config.gpu_memory_utilization)
+        geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
+        max_pages = sequence_pages(max_model_len, geometry)
+        self._memory_plan = plan_memory(
+            model_config,
+            geometry,
+            max_model_len,
+            weights=planned_bytes(model_config),
+            scratch=InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages),
+            budget=int(available_bytes(device) * config.gpu_memory_utilization),
+            asked=config.num_pages,
+        )
+        _log.info("%s: memory plan %s", folder, self._memory_plan.describe())
         weights = load_weights(folder, model_config, device)
         token_map = None
         if model_config.engram_layer_ids:
             token_map = torch.from_numpy(checked_token_map(folder / "tokenizer.json", model_config)).to(device)
-        geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
-        budget = min(budget, int(available_bytes(device) * config.gpu_memory_utilization))
-        pages = plan_pages(model_config, geometry, config.max_num_seqs, max_model_len, budget, config.num_pages)
-        geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, pages)
-        self._num_pages = pages
+        geometry = dataclasses.replace(geometry, num_pages=self._memory_plan.num_pages)
         caches = Caches.allocate(model_config, geometry, device)
-        max_pages = -(-(max_model_len + geometry.backtrack) // config.page_size)
-        batch = InputBatch(max_rows, config.max_num_seqs, max_pages, device)
+        batch = InputBatch(max_rows, config.max_num_seqs, max_pages, device, compact=config.yoco_mode == "compact")
         self._runner = ModelRunner(Transformer(model_config, weights, token_map, geometry), caches, batch)
-        _log.info("%s: %d pages of %d tokens, %d state slots", folder, pages, config.page_size, geometry.num_slots)
 
     def num_pages(self) -> int:
         """Pages of the pool, page 0 included."""
-        return self._num_pages
+        return self._memory_plan.num_pages
 
-    def execute(self, plan: StepPlan) -> torch.Tensor:
-        """Logits [S, V] of the plan's sampled rows, in the plan's order (float64 on the CPU)."""
-        return self._runner.execute(plan)
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """The bytes that were planned before anything was allocated."""
+        return self._memory_plan
+
+    def execute(
+        self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None, previous: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits [S + E, V] of the plan's sampled rows, in the plan's order, then of E more (float64 on the CPU).
+
+        Args:
+            more_rows: [E] flat rows of a prefill plan.
+            previous: [R'] int64 tokens that the requests of the plan in flight were given, on the device; needed if
+                this plan leaves tokens open.
+        """
+        return self._runner.execute(plan, more_rows, previous)
+
+    def poison(self, used_slots: NDArray[np.int64], used_pages: NDArray[np.int64]) -> None:
+        """Fill every slot and page but the used ones with NaN codes. used_slots, used_pages: [n], without 0."""
+        self._runner.poison(used_slots, used_pages)
 
 
 def _check_page_size(config: ModelConfig, page_size: int) -> None:

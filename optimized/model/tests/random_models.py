@@ -209,12 +209,4 @@ class ModelInCaches:
 
     def poison(self, slots: list[int], pages: list[int]) -> None:
         """Fill slots and pages with bytes that decode to NaN where the format has one."""
-        for ring in self.caches.rings:
-            for tensor in ring:
-                tensor.view(self.geometry.num_slots, -1)[slots] = 0xFF
-        for source in self.caches.sources.values():
-            for tensor in (*source.kv, *source.keys):
-                tensor.view(self.geometry.num_pages, -1)[pages] = 0xFF
-            if source.open_group is not None:
-                source.open_group.view(self.geometry.num_slots, -1)[slots] = torch.nan
-        self.caches.engram_ids.view(self.geometry.num_slots, -1)[slots] = 1 << 40
+        self.caches.poison(torch.tensor(slots), torch.tensor(pages))
