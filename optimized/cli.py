@@ -38,7 +38,7 @@ blank or bad ones too, gives exactly one output record, in order: "index" (line,
 
 """
 
-_Option = tuple[str, type[int] | type[float] | type[str], str]
+_Option = tuple[str, type[int] | type[float] | type[str] | type[bool], str]
 #: (option, type, help) of the engine's options; the names are those of EngineConfig.
 ENGINE_OPTIONS: tuple[_Option, ...] = (
     ("--max-num-seqs", int, "most sequences that run at one time"),
@@ -52,6 +52,8 @@ ENGINE_OPTIONS: tuple[_Option, ...] = (
     ("--log-stats-interval", int, "engine steps between two log lines of statistics"),
     ("--yoco-mode", str, "bounded replay of decoder layers in prefill: off (default), mask or compact"),
     ("--yoco-keep-tokens", int, "last tokens of a prompt that enter decoder layers"),
+    ("--async-scheduling", bool, "plan and launch a step before the tokens of the one before are known (default: on)"),
+    ("--poison-unused", bool, "for debugging: fill unused cache memory with NaN codes before each step"),
     ("--logprobs-mode", str, "raw_logprobs (the model's own, default) or processed_logprobs (what was drawn from)"),
 )
 #: (option, type, help) of the sampling parameters; the names are those of SamplingParams.
@@ -122,7 +124,10 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     engine = generate.add_argument_group("engine")
     for option, kind, text in ENGINE_OPTIONS:
-        engine.add_argument(option, type=kind, help=text)
+        if kind is bool:
+            engine.add_argument(option, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            engine.add_argument(option, type=kind, help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

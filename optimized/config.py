@@ -47,6 +47,10 @@ class EngineConfig:
             windows cut as for "compact", which gives the same results. The replay start belongs to the request for
             life, whatever its chunks and preemptions. A request with prompt_logprobs runs all rows.
         yoco_keep_tokens: rows kept; at least sliding_window + nextn + 1 (nextn: the draft's block size), if not "off".
+        async_scheduling: the next decode step is planned and launched before the tokens of the one in flight are known
+            to the host; no result depends on it.
+        poison_unused: for debugging: before each step, all pages and state slots that no request holds, page 0 and slot
+            0 among them, and the padding rows are filled with NaN codes; no result depends on it.
         log_stats_interval: engine steps between two lines of statistics in the log, 0: never.
         logprobs_mode: what the logprobs of the output are told from: "raw_logprobs", the model's own logits, or
             "processed_logprobs", what the token was drawn from (bias, penalties, masks, temperature and filters
@@ -67,6 +71,8 @@ class EngineConfig:
     log_stats_interval: int = 0
     yoco_mode: str = "off"
     yoco_keep_tokens: int = 0
+    async_scheduling: bool = True
+    poison_unused: bool = False
     logprobs_mode: LogprobsMode = "raw_logprobs"
 
     def __post_init__(self) -> None:
@@ -84,6 +90,9 @@ class EngineConfig:
             or not 0 < share <= 1
         ):
             raise ConfigError(f"gpu_memory_utilization: got {share!r}; accepted: a number above 0, at most 1")
+        for name in ("async_scheduling", "poison_unused"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: got {getattr(self, name)!r}; accepted: True or False")
         if self.yoco_mode not in YOCO_MODES:
             raise ConfigError(f"yoco_mode: got {self.yoco_mode!r}; accepted: one of {', '.join(YOCO_MODES)}")
         if not isinstance(self.device, str):

@@ -176,7 +176,7 @@ VARIABLES: dict[str, Variable] = {
     "XGRAMMAR_TIMEOUT": Variable(parse_int),
     "YOCO_PREFILL_KEEP_TOKENS": Variable(parse_int, option="yoco_keep_tokens"),
     "YOCO_PREFILL_TRUNCATION_MODE": Variable(parse_choice(*YOCO_MODES), option="yoco_mode"),
-    "ZERO_OVERHEAD_SCHEDULING": Variable(parse_bool, satisfied=_OFF),
+    "ZERO_OVERHEAD_SCHEDULING": Variable(parse_bool, option="async_scheduling"),
 }
 
 

@@ -15,11 +15,12 @@ from typing import Any
 from optimized import environ, model_source, platforms
 from optimized.config import EngineConfig
 from optimized.engine.door import Door, Refusal, Request, params_list, prompt_list
-from optimized.engine.engine import Engine, Worker
+from optimized.engine.engine import Engine
 from optimized.engine.ordered_run import run_in_order
 from optimized.engine.progress import Progress
 from optimized.engine.seeds import SeedSource
 from optimized.engine.statistics import Statistics
+from optimized.engine.step_pipeline import Worker
 from optimized.tokenizer import Tokenizer
 from reference.spec.config import ModelConfig
 from reference.spec.errors import RequestError

@@ -1,4 +1,4 @@
-"""The step loop: schedule, execute, sample, commit, then look at the text.
+"""The step loop: schedule, launch, take the results of the step before, sample, commit, then look at the text.
 
 Knows the scheduler and the worker, and is the only one that knows both; knows nothing about tensors' contents, prompts'
 text or files.
@@ -8,40 +8,30 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimized.engine.door import Limits, Refusal, Request
 from optimized.engine.output_processor import OutputProcessor
-from optimized.engine.prompt_logprobs import take_prompt_logprobs, wanted_rows
 from optimized.engine.sequence import Sequence
 from optimized.engine.statistics import Statistics
-from optimized.engine.token_sampler import Drawn, draw_tokens
+from optimized.engine.step_pipeline import LaunchedStep, StepPipeline, UsedMemory, Worker
+from optimized.engine.structured.requests import StructuredRequests
+from optimized.engine.token_sampler import Drawn
 from reference.spec.errors import EngineError
 from reference.spec.outputs import RequestOutput
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from optimized._core import Scheduler, StepPlan
     from optimized.config import EngineConfig
     from optimized.tokenizer import Tokenizer
     from reference.spec.config import ModelConfig
 
+#: How long a turn waits for a grammar where nothing else is to be done; calls of `abort` wait as long.
+GRAMMAR_POLL_SECONDS = 0.05
+
 _log = logging.getLogger(__name__)
-
-
-class Worker(Protocol):
-    """What the engine asks of a worker."""
-
-    def execute(self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None) -> Tensor:
-        """Logits [S, V] float64 of the plan's S rows that are sampled, in the plan's order; then, [S + E, V], those of
-        E more flat rows of the plan."""
-
-    def num_pages(self) -> int:
-        """Pages of the pool, page 0 included."""
 
 
 class Engine:
@@ -67,7 +57,10 @@ class Engine:
         self._next_id = 0
         self._abort_calls: deque[str] = deque()
         self._to_abort: set[str] = set()
+        self._in_flight: LaunchedStep | None = None
+        self._pipeline = StepPipeline(worker, self._num_ids, config.logprobs_mode, threaded=config.async_scheduling)
         self._scheduler = self._new_scheduler()
+        self._structured = StructuredRequests(model, config, tokenizer)
 
     def _new_scheduler(self) -> Scheduler:
         from optimized._core import Scheduler
@@ -82,6 +75,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len,
+            max_in_flight=2 if config.async_scheduling else 1,
         )
 
     @property
@@ -100,42 +94,100 @@ class Engine:
         Raises:
             EngineError: it can never run; the door should have refused it.
         """
+        sequences = self._processor.open(request, self._next_id)
+        self._next_id += len(sequences)
+        self._sequences.update((sequence.sequence_id, sequence) for sequence in sequences)
+        if request.language is None:
+            self._schedule(request, sequences)
+        else:
+            self._structured.submit(request, sequences)
+
+    def _schedule(self, request: Request, sequences: list[Sequence]) -> None:
+        """Hands a request's sequences to the scheduler."""
         from optimized._core import Admission
 
         prompt = np.array(request.prompt_token_ids, dtype=np.int64)
         replay_start = self._config.replay_start(len(prompt)) if request.params.prompt_logprobs is None else 0
-        sequences = self._processor.open(request, self._next_id)
-        self._next_id += len(sequences)
         for sequence in sequences:
             verdict = self._scheduler.add(sequence.sequence_id, prompt, request.max_tokens, replay_start)
             if verdict is not Admission.OK:
                 raise EngineError(
                     f"request {request.request_id} was admitted, but the scheduler says that it never fits"
                 )
-            self._sequences[sequence.sequence_id] = sequence
+
+    def _schedule_compiled(self) -> list[RequestOutput]:
+        """Hands over the requests whose grammars are compiled; the outputs of those whose grammars failed."""
+        outputs = []
+        for one in self._structured.ready():
+            if one.job.grammar is not None and all(sequence.error is None for sequence in one.sequences):
+                self._schedule(one.request, one.sequences)
+            else:
+                outputs += self._complete(one.sequences)
+        return outputs
 
     def step(self) -> list[RequestOutput]:
-        """One forward step; the outputs of the requests that it completed.
+        """One turn: launches a step, then takes the results of the one in flight, with asynchronous scheduling; else
+        both of the same step. The outputs of the requests that were completed.
+
+        The order of a turn is: schedule a step, launch its forward pass, take the tokens of the step before, queue the
+        sampling. A prefill step is waited for at once, and so is one whose requests have all ended.
 
         Raises:
             EngineError: sequences are live, but no step can be made.
         """
-        aborted = self._apply_aborts()
+        outputs = self._apply_aborts() + self._schedule_compiled()
+        previous = self._in_flight
         plan = self._scheduler.schedule()
-        if plan is None:
-            if self._sequences:
+        if plan is None and previous is None and self._sequences:
+            if not self._structured.num_waiting:
                 raise EngineError(f"no step can be made:\n{self._scheduler.dump()}")
-            return aborted
+            self._structured.wait(GRAMMAR_POLL_SECONDS)
+        launched = None if plan is None else self._launch(plan, previous)
+        if previous is not None:
+            outputs += self._settle(previous)
+        if launched is not None:
+            self._pipeline.sample(launched, self._rows_to_sample(launched))
+            if not self._config.async_scheduling or launched.plan.kind == "prefill" or not self._sequences:
+                outputs += self._settle(launched)
+                launched = None
+        self._in_flight = launched
+        return outputs
+
+    def _launch(self, plan: StepPlan, previous: LaunchedStep | None) -> LaunchedStep:
+        """Queues a step's forward pass."""
         members = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
-        logits = self._execute(plan, members)
         for sequence, fresh in zip(members, plan.fresh.tolist(), strict=True):
             if fresh:
                 sequence.start()
-        sampled = [one for one, row in zip(members, plan.sample_rows.tolist(), strict=True) if row >= 0]
-        for sequence, drawn in zip(sampled, self._draw(logits, sampled), strict=True):
-            self._take(sequence, drawn)
-        self._commit(plan, members, sampled)
-        return aborted + self._complete(sampled)
+        return self._pipeline.launch(plan, members, previous, self._used() if self._config.poison_unused else None)
+
+    def _used(self) -> UsedMemory:
+        """What live requests hold."""
+        scheduler = self._scheduler
+        ids = scheduler.request_ids().tolist()
+        slots = [scheduler.slot(one) for one in ids]
+        pages = [scheduler.pages(one) for one in ids]
+        return np.array([slot for slot in slots if slot], dtype=np.int64), np.concatenate(pages).astype(np.int64)
+
+    def _rows_to_sample(self, step: LaunchedStep) -> list[int]:
+        """Sampled rows whose sequences still run in the slot that the plan gave them."""
+        return [r for r, row in enumerate(step.plan.sample_rows.tolist()) if row >= 0 and self._is_live(step, r)]
+
+    def _is_live(self, step: LaunchedStep, r: int) -> bool:
+        """Whether a step's row counts: its sequence has not ended, nor was it preempted, since the step was planned."""
+        sequence_id = step.members[r].sequence_id
+        return sequence_id in self._sequences and self._scheduler.slot(sequence_id) == int(step.plan.slots[r])
+
+    def _settle(self, step: LaunchedStep) -> list[RequestOutput]:
+        """Waits for a step, and takes its tokens; rows that do not count any more are dropped."""
+        drawn = {one.sequence_id: (one, token) for one, token in step.collect()}
+        sampled = []
+        for r, member in enumerate(step.members):
+            if member.sequence_id in drawn and self._is_live(step, r):
+                self._take(*drawn[member.sequence_id])
+                sampled.append(member)
+        self._commit(step.plan, step.members, sampled)
+        return self._complete(sampled)
 
     def abort(self, request_id: str) -> None:
         """Ends a request, running, waiting or not added yet, at the start of a step; from any thread.
@@ -155,6 +207,7 @@ class Engine:
         while self._abort_calls:
             self._to_abort.add(self._abort_calls.popleft())
         for request_id in sorted(self._to_abort):
+            self._structured.drop(request_id)
             for sequence in self._processor.unfinished(request_id):
                 self._to_abort.discard(request_id)
                 self._scheduler.abort(sequence.sequence_id)
@@ -166,24 +219,9 @@ class Engine:
                     outputs.append(output)
         return outputs
 
-    def _execute(self, plan: StepPlan, members: list[Sequence]) -> Tensor:
-        """Logits [S, V] of the sampled rows, -inf at ids that no token has; prompt logprobs are taken on the way."""
-        wanted = wanted_rows(plan, members)
-        logits = self._worker.execute(plan, wanted.rows) if wanted.owners else self._worker.execute(plan)
-        if self._num_ids < logits.shape[-1]:
-            logits = logits.clone()  # [S + E, V]
-            logits[:, self._num_ids :] = -float("inf")
-        sampled = len(logits) - len(wanted.owners)
-        take_prompt_logprobs(wanted, logits[sampled:])
-        return logits[:sampled]
-
-    def _draw(self, logits: Tensor, sampled: list[Sequence]) -> list[Drawn]:
-        """The next token of each sampled row."""
-        return draw_tokens(logits, sampled, logprobs_mode=self._config.logprobs_mode)
-
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """Gives a sequence its next token, or the reason why it cannot go on."""
-        error = drawn.error or sequence.prompt_error
+        error = drawn.error or sequence.pending_error
         if error is not None:
             sequence.fail(error)
             return
@@ -236,8 +274,11 @@ class Engine:
 
     def abort_all(self) -> None:
         """Drops every request and everything they held: a new scheduler owns all pages and slots again, which is right
-        even if the last step stopped half-way."""
+        even if the last step stopped half-way, or has not stopped yet: the steps to come are queued behind it."""
+        self._pipeline.cancel()
+        self._in_flight = None
         self._sequences.clear()
+        self._structured.drop_all()
         self.forget_aborts()
         self._processor.drop_all()
         self._scheduler = self._new_scheduler()

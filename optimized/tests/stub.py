@@ -37,8 +37,13 @@ class StubWorker:
         length = self.config.max_model_len or 0
         return self.config.num_pages or self.config.max_num_seqs * (length // self.config.page_size + 2)
 
-    def execute(self, plan: StepPlan, more_rows: Any = None) -> torch.Tensor:
+    def execute(self, plan: StepPlan, more_rows: Any = None, previous: torch.Tensor | None = None) -> torch.Tensor:
         self.steps += 1
+        step_tokens = plan.tokens.copy()
+        for r, source in enumerate(plan.previous_rows.tolist()):
+            if source >= 0:
+                assert previous is not None
+                step_tokens[plan.query_start[r]] = previous[source]
         rows, after = [], {}
         for r, slot in enumerate(plan.slots.tolist()):
             if plan.fresh[r]:
@@ -47,7 +52,7 @@ class StubWorker:
             begin, end = int(plan.query_start[r]), int(plan.query_start[r + 1])
             if plan.positions[begin:end].tolist() != list(range(len(tokens), len(tokens) + end - begin)):
                 raise AssertionError(f"slot {slot} holds {len(tokens)} tokens, got rows {plan.positions[begin:end]}")
-            for row, token in enumerate(plan.tokens[begin:end].tolist(), start=begin):
+            for row, token in enumerate(step_tokens[begin:end].tolist(), start=begin):
                 tokens.append(token)
                 if more_rows is not None and row in more_rows:
                     after[row] = self.logits(tokens)

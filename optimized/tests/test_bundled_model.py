@@ -54,10 +54,10 @@ def test_bad_requests_interruptions_and_neighbours_change_no_bit(
     steps = 0
     execute = llm._engine._worker.execute
 
-    def interrupted(plan: Any) -> Any:
+    def interrupted(*arguments: Any) -> Any:
         nonlocal steps
         steps += 1
-        logits = execute(plan)
+        logits = execute(*arguments)
         if steps == 4:
             raise KeyboardInterrupt
         return logits

@@ -159,12 +159,12 @@ def test_an_interrupted_run_exits_130_and_is_resumed(folder: Path, monkeypatch: 
     steps = 0
     execute = StubWorker.execute
 
-    def interrupted(self: StubWorker, plan: Any) -> Any:
+    def interrupted(self: StubWorker, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 40:
             raise KeyboardInterrupt
-        return execute(self, plan)
+        return execute(self, *arguments)
 
     monkeypatch.setattr(StubWorker, "execute", interrupted)
     assert generate(folder, lines) == 130
@@ -197,10 +197,13 @@ def test_an_output_that_exists_is_kept_unless_told(folder: Path, capsys: pytest.
     [
         (b'{"index": 0}\n', "line 1 is not record 0 of an output"),
         (b"nonsense\n", "line 1 is not record 0 of an output"),
-        (b'{"index":0,"custom_id":"b","outputs":[],"seq_seed":null,"error":null}\n', "belongs to another input"),
         (
-            b'{"index":0,"custom_id":"a","outputs":[],"seq_seed":null,"error":null}\n'
-            b'{"index":1,"custom_id":"a","outputs":[],"seq_seed":null,"error":null}\n',
+            b'{"index":0,"custom_id":"b","outputs":[],"prompt_logprobs":null,"seq_seed":null,"error":null}\n',
+            "belongs to another input",
+        ),
+        (
+            b'{"index":0,"custom_id":"a","outputs":[],"prompt_logprobs":null,"seq_seed":null,"error":null}\n'
+            b'{"index":1,"custom_id":"a","outputs":[],"prompt_logprobs":null,"seq_seed":null,"error":null}\n',
             "holds 2 records, but the input has only 1 lines",
         ),
     ],

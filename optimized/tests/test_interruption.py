@@ -58,7 +58,7 @@ def test_an_error_anywhere_leaves_the_engine_as_new(
         if place.startswith("execute"):
             patch.setattr(worker, "execute", FailAt(worker.execute, at, error, after=place == "execute_after"))
         elif place == "draw":
-            patch.setattr("optimized.engine.engine.draw_tokens", FailAt(draw_tokens, at, error, after=False))
+            patch.setattr("optimized.engine.step_pipeline.draw_tokens", FailAt(draw_tokens, at, error, after=False))
         else:
             take = FailAt(OutputProcessor.take, at, error, after=True)
             patch.setattr(OutputProcessor, "take", lambda self, one: take(self, one))

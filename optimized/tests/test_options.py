@@ -11,7 +11,7 @@ import pytest
 
 from optimized import environ
 from optimized.config import EngineConfig
-from optimized.model.tests.random_models import FULL, WINDOWS
+from optimized.model.tests.random_models import FULL, RATIO_4, WINDOWS
 from optimized.platforms import resolve
 from optimized.tests.stub import CONTEXT, model_folder
 from reference.spec.config import ModelConfig
@@ -48,6 +48,8 @@ def model(tmp_path: Path) -> ModelConfig:
         ("yoco_mode", "Mask"),
         ("yoco_mode", None),
         ("yoco_keep_tokens", -1),
+        ("async_scheduling", 1),
+        ("poison_unused", "yes"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_what_is_accepted(name: str, value: Any) -> None:
@@ -74,7 +76,7 @@ def test_lengths_come_from_the_model_and_may_not_pass_it(model: ModelConfig) -> 
 
 @pytest.mark.parametrize(("drafts", "least"), [(0, 9), (3, 12)])
 def test_replay_keeps_what_decoding_reads(drafts: int, least: int) -> None:
-    model = FULL if drafts else dataclasses.replace(FULL, num_nextn_predict_layers=0)
+    model = FULL if drafts else RATIO_4
     accepted = f"yoco_keep_tokens: got {least - 1}; accepted: at least {least} = sliding_window 8 . nextn {drafts} . 1"
     with pytest.raises(ConfigError, match=accepted):
         EngineConfig(yoco_mode="mask", yoco_keep_tokens=least - 1).resolved(model, "cpu")
@@ -100,6 +102,7 @@ def test_an_honoured_variable_overrides_the_option(caplog: pytest.LogCaptureFixt
     assert merged == {"log_stats_interval": 50, "seed": 1}
     assert "overrides log_stats_interval=3 with 50" in caplog.text
     replay = {"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": "compact", "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "140"}
+    assert environ.overrides({"DEEPINFER_ZERO_OVERHEAD_SCHEDULING": "off"}) == {"async_scheduling": False}
     assert environ.merged({}, replay) == {"yoco_mode": "compact", "yoco_keep_tokens": 140}
 
 

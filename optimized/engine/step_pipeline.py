@@ -1,0 +1,137 @@
+"""A step's way over the device: forward pass, then sampling, in the order in which steps are launched.
+
+Steps may be launched before the tokens of the one in flight are known to the host: rows that its plan leaves open take
+them from the device's own results. Knows plans, the worker and the sampler; knows nothing about scheduling or about
+what sampled tokens mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimized.engine.device_queue import DeviceQueue
+from optimized.engine.prompt_logprobs import PromptRows, take_prompt_logprobs, wanted_rows
+from optimized.engine.sequence import Sequence
+from optimized.engine.structured.requests import masks
+from optimized.engine.token_sampler import Drawn, draw_tokens
+from optimized.ops.adjust_logits import unpack_bits
+from reference.spec.sampling import LogprobsMode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from optimized._core import StepPlan
+
+UsedMemory = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""(state slots, pages) that live requests hold."""
+
+
+class Worker(Protocol):
+    """What the engine asks of a worker."""
+
+    def execute(
+        self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None, previous: Tensor | None = None
+    ) -> Tensor:
+        """Logits [S, V] float64 of the plan's S rows that are sampled, in the plan's order; then, [S + E, V], those of
+        E more flat rows of the plan. previous: [R'] int64 tokens of the step in flight, for rows left open."""
+
+    def poison(self, used_slots: NDArray[np.int64], used_pages: NDArray[np.int64]) -> None:
+        """Makes every other slot and page unfit to be read."""
+
+    def num_pages(self) -> int:
+        """Pages of the pool, page 0 included."""
+
+
+@dataclass
+class LaunchedStep:
+    """A step whose forward pass is queued.
+
+    members: the plan's sequences. sampled: those of them that draw a token, with `drawn` and, on the device, `tokens`
+    [R] int64 by index in the plan (0 where none was drawn) once `StepPipeline.sample` was called.
+    """
+
+    plan: StepPlan
+    members: list[Sequence]
+    prompt_rows: PromptRows
+    logits: Future[Tensor]
+    sampled: list[Sequence] = field(default_factory=list)
+    results: Future[tuple[list[Drawn], Tensor]] | None = None
+
+    def collect(self) -> list[tuple[Sequence, Drawn]]:
+        """Waits for the step: what each of `sampled` has drawn; prompt logprobs are handed over on the way."""
+        logits = self.logits.result()  # [S + E, V]
+        if self.prompt_rows.owners:
+            take_prompt_logprobs(self.prompt_rows, logits[-len(self.prompt_rows.owners) :])
+        drawn = [] if self.results is None else self.results.result()[0]
+        return list(zip(self.sampled, drawn, strict=True))
+
+
+class StepPipeline:
+    """Queues the forward passes and the sampling of steps."""
+
+    def __init__(self, worker: Worker, num_ids: int, logprobs_mode: LogprobsMode, *, threaded: bool) -> None:
+        """
+        Args:
+            num_ids: ids that the tokenizer has; none beyond them is ever drawn.
+            threaded: the host goes on while the device works.
+        """
+        self._worker = worker
+        self._num_ids = num_ids
+        self._logprobs_mode = logprobs_mode
+        self._queue = DeviceQueue(threaded=threaded)
+
+    def launch(
+        self, plan: StepPlan, members: list[Sequence], previous: LaunchedStep | None, used: UsedMemory | None = None
+    ) -> LaunchedStep:
+        """Queues a forward pass.
+
+        Args:
+            previous: the step in flight, whose sampling is queued.
+            used: memory that is not to be poisoned before; None: nothing is poisoned.
+        """
+        wanted = wanted_rows(plan, members)
+
+        def forward() -> Tensor:
+            if used is not None:
+                self._worker.poison(*used)
+            tokens = None if previous is None or previous.results is None else previous.results.result()[1]
+            logits = self._worker.execute(plan, wanted.rows if wanted.owners else None, tokens)
+            if self._num_ids < logits.shape[-1]:
+                logits = logits.clone()  # [S + E, V]
+                logits[:, self._num_ids :] = -float("inf")
+            return logits
+
+        return LaunchedStep(plan, members, wanted, self._queue.submit(forward))
+
+    def sample(self, step: LaunchedStep, rows: SequenceOf[int]) -> None:
+        """Queues the drawing of the next token of some rows, as their sequences stand now.
+
+        Args:
+            rows: indices of requests of the plan that are sampled, ascending.
+        """
+        order = {r: place for place, r in enumerate(np.flatnonzero(step.plan.sample_rows >= 0).tolist())}
+        step.sampled = [step.members[r] for r in rows]
+        words = masks(step.sampled)
+
+        def draw() -> tuple[list[Drawn], Tensor]:
+            logits = step.logits.result()
+            allowed = None if words is None else unpack_bits(words.to(logits.device), logits.shape[-1])  # [S, V]
+            drawn = draw_tokens(
+                logits[[order[r] for r in rows]], step.sampled, allowed=allowed, logprobs_mode=self._logprobs_mode
+            )
+            tokens = logits.new_zeros(len(step.members)).long()  # [R]
+            for r, one in zip(rows, drawn, strict=True):
+                tokens[r] = max(one.token, 0)
+            return drawn, tokens
+
+        step.results = self._queue.submit(draw)
+
+    def cancel(self) -> None:
+        """Drops everything that has not begun."""
+        self._queue.cancel()
