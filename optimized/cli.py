@@ -55,6 +55,9 @@ ENGINE_OPTIONS: tuple[_Option, ...] = (
     ("--async-scheduling", bool, "plan and launch a step before the tokens of the one before are known (default: on)"),
     ("--poison-unused", bool, "for debugging: fill unused cache memory with NaN codes before each step"),
     ("--logprobs-mode", str, "raw_logprobs (the model's own, default) or processed_logprobs (what was drawn from)"),
+    ("--grammar-workers", int, "processes that compile grammars"),
+    ("--grammar-timeout", float, "seconds to compile one grammar"),
+    ("--grammar-cache-bytes", int, "memory for compiled grammars"),
 )
 #: (option, type, help) of the sampling parameters; the names are those of SamplingParams.
 SAMPLING_OPTIONS: tuple[_Option, ...] = (

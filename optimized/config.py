@@ -55,6 +55,9 @@ class EngineConfig:
         logprobs_mode: what the logprobs of the output are told from: "raw_logprobs", the model's own logits, or
             "processed_logprobs", what the token was drawn from (bias, penalties, masks, temperature and filters
             applied; of a greedy request all but the last two). Those of the prompt are always raw.
+        grammar_workers: most processes that compile grammars of structured requests, started when the first one comes.
+        grammar_timeout: seconds to compile one grammar; one that takes longer ends its request with an error.
+        grammar_cache_bytes: memory of the compiled grammars that are kept, least recently used ones dropped first.
 
     Raises:
         ConfigError: names the option, the value it got and what is accepted.
@@ -74,6 +77,9 @@ class EngineConfig:
     async_scheduling: bool = True
     poison_unused: bool = False
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    grammar_workers: int = 2
+    grammar_timeout: float = 20.0
+    grammar_cache_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGER_RANGES:
@@ -90,6 +96,9 @@ class EngineConfig:
             or not 0 < share <= 1
         ):
             raise ConfigError(f"gpu_memory_utilization: got {share!r}; accepted: a number above 0, at most 1")
+        limit = self.grammar_timeout
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+            raise ConfigError(f"grammar_timeout: got {limit!r}; accepted: a finite number of seconds above 0")
         for name in ("async_scheduling", "poison_unused"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: got {getattr(self, name)!r}; accepted: True or False")
@@ -171,6 +180,8 @@ _INTEGER_RANGES: tuple[tuple[str, int, int], ...] = (
     ("page_size", 1, 65536),
     ("log_stats_interval", 0, 2**31 - 1),
     ("yoco_keep_tokens", 0, 2**30),
+    ("grammar_workers", 1, 1024),
+    ("grammar_cache_bytes", 0, 2**62),
 )
 _OPTIONAL_RANGES: dict[str, tuple[int, int]] = {
     "max_num_batched_tokens": (1, 2**24),

@@ -65,6 +65,10 @@ class Tokenizer:
         """The text of some ids; bytes that are no UTF-8 become U+FFFD, ids without a token become nothing."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return self._backend.to_str()
+
     @property
     def vocab_size(self) -> int:
         """Ids that have a token, special ones included."""

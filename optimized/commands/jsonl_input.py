@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from optimized.config import nearest
+from optimized.engine.door import refuse_unserved
 from reference.spec.errors import RequestError, UnsupportedError
-from reference.spec.sampling import SamplingParams, refuse_unsupported
+from reference.spec.sampling import SamplingParams
 
 #: What may be wrong with a line; "request" is for what only the engine can tell (an id outside the vocabulary, …).
 ERROR_KINDS = ("too_long", "not_utf8", "not_json", "not_object", "unknown_key", "bad_value", "not_supported", "request")
@@ -133,7 +134,7 @@ def _prompt(record: dict[str, Any]) -> Any:
 def _params(values: dict[str, Any]) -> SamplingParams:
     try:
         params = SamplingParams(**{name: values[name] for name in _PARAMETERS if name in values})
-        refuse_unsupported(params)
+        refuse_unserved(params)
     except UnsupportedError as error:
         raise _BadLineError("not_supported", str(error)) from error
     except RequestError as error:

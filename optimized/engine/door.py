@@ -16,6 +16,7 @@ import numpy as np
 
 from optimized.config import nearest
 from optimized.engine.seeds import SeedSource
+from optimized.engine.structured.language import Language, check_available
 from optimized.tokenizer import Tokenizer
 from reference.spec.errors import RequestError, UnsupportedError
 from reference.spec.outputs import RequestOutput
@@ -30,7 +31,7 @@ class Request:
     """A request that may run.
 
     request_id: as in the output. prompt: None if it came as ids. seed: unsigned 64-bit. max_tokens: at least 1,
-    already cut to what the context limit leaves.
+    already cut to what the context limit leaves. language: that its texts must be in, None: any.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class Request:
     params: SamplingParams
     seed: int
     max_tokens: int
+    language: Language | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,12 @@ class Door:
             text, ids = _split(prompt)
             token_ids = _checked_ids(ids, self._limits.vocab_size) if text is None else self._encode(text)
             max_tokens = self._max_tokens(len(token_ids), params)
-            self._check_params(params)
+            language = self._check_params(params)
         except (RequestError, UnsupportedError) as error:
             given = ids if isinstance(ids, list | tuple) else []
             return Refusal(request_id, text, list(given), f"request {request_id}: {error}")
         seed = self._seeds.draw() if params.seq_seed is None else params.seq_seed
-        return Request(request_id, text, token_ids, params, seed, max_tokens)
+        return Request(request_id, text, token_ids, params, seed, max_tokens, language)
 
     def _encode(self, text: str) -> list[int]:
         if not text:
@@ -117,17 +119,35 @@ class Door:
             raise RequestError(f"prompt of {length} tokens with max_tokens = {max_tokens}: {reason}")
         return max_tokens
 
-    def _check_params(self, params: SamplingParams) -> None:
-        refuse_unsupported(params)
-        if params.stop and self._tokenizer is None:
-            raise RequestError(
-                f"stop: got {_short(params.stop)}, but the checkpoint has no tokenizer.json; accepted: ()"
-            )
+    def _check_params(self, params: SamplingParams) -> Language | None:
+        refuse_unserved(params)
+        for name in ("stop", "so_args"):
+            if getattr(params, name) and self._tokenizer is None:
+                given, neutral = getattr(params, name), getattr(SamplingParams(), name)
+                raise RequestError(
+                    f"{name}: got {_short(given)}, but the checkpoint has no tokenizer.json; accepted: {neutral}"
+                )
         for name in ("stop_token_ids", "logit_bias"):
             for token in getattr(params, name) or ():
                 if token >= self._limits.vocab_size:
                     accepted = f"integers from 0 to {self._limits.vocab_size - 1}"
                     raise RequestError(f"{name}: got {token}; accepted: {accepted}")
+        if params.so_args is None:
+            return None
+        try:
+            return Language.of(params.so_args)
+        except RequestError as error:
+            raise RequestError(f"so_args: {error}") from error
+
+
+def refuse_unserved(params: SamplingParams) -> None:
+    """Refuses what this installation of the engine cannot do.
+
+    Raises:
+        UnsupportedError: naming the parameter.
+    """
+    refuse_unsupported(params)
+    check_available(params)
 
 
 def prompt_list(prompts: Any) -> list[Any]:
@@ -159,14 +179,14 @@ def params_list(params: Any, count: int) -> list[SamplingParams]:
     if params is None:
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
-        refuse_unsupported(params)
+        refuse_unserved(params)
         return [params] * count
     if not isinstance(params, list | tuple):
         raise RequestError(f"sampling_params: got {_short(params)}; accepted: SamplingParams, or a list of {count}")
     for index, item in enumerate(params):
         if not isinstance(item, SamplingParams):
             raise RequestError(f"sampling_params[{index}]: got {_short(item)}; accepted: SamplingParams")
-        refuse_unsupported(item)
+        refuse_unserved(item)
     if len(params) != count:
         raise RequestError(f"sampling_params: got a list of {len(params)}; accepted: a list of {count}, one a prompt")
     return list(params)

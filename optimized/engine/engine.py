@@ -17,6 +17,7 @@ from optimized.engine.output_processor import OutputProcessor
 from optimized.engine.sequence import Sequence
 from optimized.engine.statistics import Statistics
 from optimized.engine.step_pipeline import LaunchedStep, StepPipeline, UsedMemory, Worker
+from optimized.engine.structured.requests import StructuredRequests
 from optimized.engine.token_sampler import Drawn
 from reference.spec.errors import EngineError
 from reference.spec.outputs import RequestOutput
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from optimized.config import EngineConfig
     from optimized.tokenizer import Tokenizer
     from reference.spec.config import ModelConfig
+
+#: How long a turn waits for a grammar where nothing else is to be done; calls of `abort` wait as long.
+GRAMMAR_POLL_SECONDS = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class Engine:
         self._in_flight: LaunchedStep | None = None
         self._pipeline = StepPipeline(worker, self._num_ids, config.logprobs_mode, threaded=config.async_scheduling)
         self._scheduler = self._new_scheduler()
+        self._structured = StructuredRequests(model, config, tokenizer)
 
     def _new_scheduler(self) -> Scheduler:
         from optimized._core import Scheduler
@@ -92,7 +97,10 @@ class Engine:
         sequences = self._processor.open(request, self._next_id)
         self._next_id += len(sequences)
         self._sequences.update((sequence.sequence_id, sequence) for sequence in sequences)
-        self._schedule(request, sequences)
+        if request.language is None:
+            self._schedule(request, sequences)
+        else:
+            self._structured.submit(request, sequences)
 
     def _schedule(self, request: Request, sequences: list[Sequence]) -> None:
         """Hands a request's sequences to the scheduler."""
@@ -107,6 +115,16 @@ class Engine:
                     f"request {request.request_id} was admitted, but the scheduler says that it never fits"
                 )
 
+    def _schedule_compiled(self) -> list[RequestOutput]:
+        """Hands over the requests whose grammars are compiled; the outputs of those whose grammars failed."""
+        outputs = []
+        for one in self._structured.ready():
+            if one.job.grammar is not None and all(sequence.error is None for sequence in one.sequences):
+                self._schedule(one.request, one.sequences)
+            else:
+                outputs += self._complete(one.sequences)
+        return outputs
+
     def step(self) -> list[RequestOutput]:
         """One turn: launches a step, then takes the results of the one in flight, with asynchronous scheduling; else
         both of the same step. The outputs of the requests that were completed.
@@ -117,11 +135,13 @@ class Engine:
         Raises:
             EngineError: sequences are live, but no step can be made.
         """
-        outputs = self._apply_aborts()
+        outputs = self._apply_aborts() + self._schedule_compiled()
         previous = self._in_flight
         plan = self._scheduler.schedule()
         if plan is None and previous is None and self._sequences:
-            raise EngineError(f"no step can be made:\n{self._scheduler.dump()}")
+            if not self._structured.num_waiting:
+                raise EngineError(f"no step can be made:\n{self._scheduler.dump()}")
+            self._structured.wait(GRAMMAR_POLL_SECONDS)
         launched = None if plan is None else self._launch(plan, previous)
         if previous is not None:
             outputs += self._settle(previous)
@@ -187,6 +207,7 @@ class Engine:
         while self._abort_calls:
             self._to_abort.add(self._abort_calls.popleft())
         for request_id in sorted(self._to_abort):
+            self._structured.drop(request_id)
             for sequence in self._processor.unfinished(request_id):
                 self._to_abort.discard(request_id)
                 self._scheduler.abort(sequence.sequence_id)
@@ -200,7 +221,7 @@ class Engine:
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """Gives a sequence its next token, or the reason why it cannot go on."""
-        error = drawn.error or sequence.prompt_error
+        error = drawn.error or sequence.pending_error
         if error is not None:
             sequence.fail(error)
             return
@@ -257,6 +278,7 @@ class Engine:
         self._pipeline.cancel()
         self._in_flight = None
         self._sequences.clear()
+        self._structured.drop_all()
         self.forget_aborts()
         self._processor.drop_all()
         self._scheduler = self._new_scheduler()

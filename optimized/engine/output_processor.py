@@ -111,7 +111,7 @@ class OutputProcessor:
 def _of_prompt(first: Sequence) -> list[dict[int, Logprob] | None] | None:
     """The entries of all prompt tokens; None if they were not asked for, or an error came before."""
     told = first.prompt_logprobs
-    complete = told is not None and first.prompt_error is None and len(told) == len(first.request.prompt_token_ids)
+    complete = told is not None and first.pending_error is None and len(told) == len(first.request.prompt_token_ids)
     return told if complete else None
 
 

@@ -66,7 +66,7 @@ def take_prompt_logprobs(wanted: PromptRows, logits: torch.Tensor) -> None:
     broken = torch.isnan(logits).any(dim=1).tolist()
     entries = report(tokens, logits, counts)
     for sequence, token, bad, entry in zip(wanted.owners, tokens, broken, entries, strict=True):
-        if bad and sequence.prompt_error is None:
-            sequence.prompt_error = f"the logits that predict prompt token {token} hold NaN"
+        if bad and sequence.pending_error is None:
+            sequence.pending_error = f"the logits that predict prompt token {token} hold NaN"
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs.append(entry)

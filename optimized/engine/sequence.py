@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from optimized.engine.door import Request
 from optimized.engine.stop_strings import StopMatch, StopWatcher
+from optimized.engine.structured.matcher import GrammarError, Matcher
 from optimized.engine.token_counts import TokenCounts
 from reference.spec.outputs import FinishReason, Logprob
 
@@ -23,7 +24,8 @@ class Sequence:
     without a stop_reason, None with ignore_eos.
     counts: of its tokens, None if no penalty needs them.
     prompt_logprobs: entries of the prompt tokens so far, None at the first; the request's first sample has them.
-    prompt_error: why they cannot be told.
+    matcher: where it stands in the language that its text must be in.
+    pending_error: why it cannot go on, told when its next token is drawn.
     """
 
     sequence_id: int
@@ -34,7 +36,8 @@ class Sequence:
     watcher: StopWatcher | None = None
     counts: TokenCounts | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    prompt_error: str | None = None
+    matcher: Matcher | None = None
+    pending_error: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
@@ -67,13 +70,18 @@ class Sequence:
     @property
     def ended_by_id(self) -> bool:
         """Whether the last token is one of stop_ids, so that it is no part of the text."""
-        return self.finish_reason == "stop" and self.stop_match is None
+        return self.finish_reason == "stop" and self.stop_match is None and self.token_ids[-1] in self.stop_ids
 
     def start(self) -> None:
         """A step gave it a fresh state slot: its first one, or one after a preemption."""
         self.times_started += 1
         if self.first_scheduled_time is None:
             self.first_scheduled_time = time.monotonic()
+        elif self.matcher is not None:
+            try:
+                self.matcher.restart(self.token_ids)
+            except GrammarError as error:
+                self.pending_error = str(error)
 
     def append(self, token: int) -> None:
         """Takes a sampled token and ends the sequence if the token's id or the length says so."""
@@ -86,6 +94,21 @@ class Sequence:
             self.finish("stop", None if token == self.eos else token)
         elif len(self.token_ids) >= self.request.max_tokens:
             self.finish("length")
+        if self.matcher is not None:
+            self._follow(self.matcher, token)
+
+    def _follow(self, matcher: Matcher, token: int) -> None:
+        """Takes a token through the language, and ends where nothing may follow."""
+        try:
+            matcher.commit(token)
+        except GrammarError as error:
+            self.fail(str(error))
+            return
+        if self.finish_reason is None and matcher.exhausted:
+            if matcher.complete:
+                self.finish("stop")
+            else:
+                self.fail("the grammar is at a dead end: no token may follow")
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """Ends it; a later reason replaces an earlier one of the same step."""

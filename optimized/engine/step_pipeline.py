@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from optimized.engine.device_queue import DeviceQueue
 from optimized.engine.prompt_logprobs import PromptRows, take_prompt_logprobs, wanted_rows
 from optimized.engine.sequence import Sequence
+from optimized.engine.structured.requests import masks
 from optimized.engine.token_sampler import Drawn, draw_tokens
+from optimized.ops.adjust_logits import unpack_bits
 from reference.spec.sampling import LogprobsMode
 
 if TYPE_CHECKING:
@@ -115,10 +117,14 @@ class StepPipeline:
         """
         order = {r: place for place, r in enumerate(np.flatnonzero(step.plan.sample_rows >= 0).tolist())}
         step.sampled = [step.members[r] for r in rows]
+        words = masks(step.sampled)
 
         def draw() -> tuple[list[Drawn], Tensor]:
             logits = step.logits.result()
-            drawn = draw_tokens(logits[[order[r] for r in rows]], step.sampled, logprobs_mode=self._logprobs_mode)
+            allowed = None if words is None else unpack_bits(words.to(logits.device), logits.shape[-1])  # [S, V]
+            drawn = draw_tokens(
+                logits[[order[r] for r in rows]], step.sampled, allowed=allowed, logprobs_mode=self._logprobs_mode
+            )
             tokens = logits.new_zeros(len(step.members)).long()  # [R]
             for r, one in zip(rows, drawn, strict=True):
                 tokens[r] = max(one.token, 0)

@@ -58,7 +58,7 @@ def draw_tokens(
     rows = _rows(sequences, logits.device)
     tokens = sample(drawable, rows)  # [S]
     drawn = [
-        Drawn(token) if good else Drawn(token=-1, error=_complaint(logits[r], adjusted[r]))
+        Drawn(token) if good else Drawn(token=-1, error=_complaint(logits[r], adjusted[r], sequences[r]))
         for r, (token, good) in enumerate(zip(tokens.tolist(), usable.tolist(), strict=True))
     ]
     wanting = [
@@ -99,10 +99,12 @@ def _signed(seed: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
-def _complaint(logits: torch.Tensor, adjusted: torch.Tensor) -> str:
+def _complaint(logits: torch.Tensor, adjusted: torch.Tensor, sequence: Sequence) -> str:
     """Why nothing can be drawn from a row [V], before or after what its request changes."""
     for row, what in ((logits, "the logits hold"), (adjusted, "with bias and penalties the logits hold")):
         nans, infinite = int(torch.isnan(row).sum()), int(torch.isposinf(row).sum())
         if nans or infinite:
             return f"{what} {nans} NaN and {infinite} +inf among {row.numel()} values"
+    if sequence.matcher is not None:
+        return "a dead end: its grammar allows no token that the model and min_tokens allow too"
     return "every token is masked: no logit is above -inf"

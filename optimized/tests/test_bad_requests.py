@@ -166,15 +166,17 @@ def test_bad_sampling_parameters_are_refused_where_they_are_made(name: str, valu
         SamplingParams(**{name: value})
 
 
-@pytest.mark.parametrize("name, value", [("so_args", {"schema_type": "json", "schema": None})])
-def test_what_is_not_supported_yet_says_so_by_name(stub: tuple[LLM, StubWorker], name: str, value: Any) -> None:
-    refused = SamplingParams(**{name: value})
+def test_structured_output_without_its_package_names_the_extra(
+    stub: tuple[LLM, StubWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    refused = SamplingParams(so_args={"schema_type": "json", "schema": None})
     for settings in (refused, [SamplingParams(), refused]):
-        with pytest.raises(UnsupportedError, match=rf"{name} = .*not supported yet"):
+        with pytest.raises(UnsupportedError, match=r"so_args .*counterpoint\[structured\]"):
             stub[0].generate(["a", "b"], settings, use_tqdm=False)
     streamed = list(stub[0].stream([("a", refused), ("a", SamplingParams(max_tokens=1))]))
     assert [output.outputs[0].finish_reason for output in streamed] == ["error", "length"]
-    assert name in (streamed[0].outputs[0].error or "")
+    assert "so_args" in (streamed[0].outputs[0].error or "")
 
 
 def test_no_prompts_give_no_outputs(stub: tuple[LLM, StubWorker]) -> None:

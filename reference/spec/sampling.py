@@ -17,9 +17,7 @@ MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 
 #: Options that the engine does not serve yet; its door refuses them by name. The reference serves all but `so_args`.
-UNSUPPORTED: tuple[str, ...] = (
-    "so_args",
-)
+UNSUPPORTED: tuple[str, ...] = ()
 
 #: What reported logprobs are the log-softmax of: the model's own logits, or what the token was drawn from.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
