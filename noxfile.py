@@ -49,9 +49,16 @@ def _build_inputs() -> str:
 
 
 def _python(session: nox.Session, *args: str) -> None:
-    """Run the shared environment's Python with `args`."""
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    session.run(str(BIN / "python"), *args, env={"PATH": path}, external=True)
+    """Run the shared environment's Python with `args`; OMP_NUM_THREADS of the caller counts, 1 otherwise.
+
+    The models of these sessions are small: on a busy machine, threads that wait for each other cost many times what they
+    bring. No result depends on it.
+    """
+    environ = {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    session.run(str(BIN / "python"), *args, env=environ, external=True)
 
 
 @nox.session(default=False)

@@ -55,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"{output.prompt!r} -> {output.outputs[0].text!r}\n")
     count = sum(len(output.outputs[0].token_ids) for output in outputs)
     say(f"engine:    {count} tokens in one batch, {took:.2f} s, prefill included\n")
+    sys.stdout.flush()
 
     folder = Path(tiny.__file__).parent
     checkpoint = load_checkpoint(folder)
