@@ -51,7 +51,7 @@ def _build_inputs() -> str:
 def _python(session: nox.Session, *args: str) -> None:
     """Run the shared environment's Python with `args`; OMP_NUM_THREADS of the caller counts, 1 otherwise.
 
-    The models of these sessions are small: on a busy machine, threads that wait for each other cost many times what they
+    The models of these sessions are small: on a busy machine, threads that wait for each other cost far more than they
     bring. No result depends on it.
     """
     environ = {
