@@ -1,7 +1,7 @@
 """Compiling off the step path: a few processes, a time limit for each grammar, and a cache of what was compiled.
 
-Knows jobs, processes and clocks; knows nothing about requests or masks. A grammar that takes too long costs its process,
-which is ended; one that crashes its process too; the next grammar gets a new one. Jobs for the same language are one.
+Knows jobs, processes and clocks; knows nothing about requests or masks. A grammar that takes too long costs its
+process, which is ended; one that crashes it too; the next grammar gets a new one. Jobs for the same language are one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimized.engine.structured.language import Language
+from optimized.engine.structured.language import Kind, Language
 
 if TYPE_CHECKING:
     import xgrammar
+
+    Tokenizers = Mapping[Kind, xgrammar.TokenizerInfo]
 
 START_SECONDS = 120.0
 
@@ -43,16 +46,16 @@ class Job:
 class CompilerPool:
     """At most `workers` processes, started when there is work, ended with the pool or the interpreter."""
 
-    def __init__(self, tokenizer: xgrammar.TokenizerInfo, workers: int, seconds: float, cache_bytes: int) -> None:
+    def __init__(self, tokenizers: Tokenizers, workers: int, seconds: float, cache_bytes: int) -> None:
         """
         Args:
-            tokenizer: what grammars are compiled for.
+            tokenizers: what grammars of each kind are compiled for.
             seconds: most time to compile one grammar, the start of a process not counted.
             cache_bytes: most memory of the compiled grammars that are kept, the least recently used go first.
         """
         self._cache: OrderedDict[Language, Job] = OrderedDict()
         self._cache_bytes = cache_bytes
-        self._state = _State(tokenizer, seconds)
+        self._state = _State(tokenizers, seconds)
         self._max_workers = workers
         self._threads: list[threading.Thread] = []
         weakref.finalize(self, self._state.close)
@@ -99,8 +102,8 @@ class CompilerPool:
 class _State:
     """What the threads share with the pool; it outlives the pool only until they have seen that it is closed."""
 
-    def __init__(self, tokenizer: xgrammar.TokenizerInfo, seconds: float) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizers: Tokenizers, seconds: float) -> None:
+        self.tokenizers = tokenizers
         self.seconds = seconds
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.finished = threading.Condition()
@@ -128,15 +131,15 @@ def _serve(state: _State) -> None:
         grammar, error = None, None
         try:
             if process is None:
-                process = _Process(state.tokenizer)
+                process = _Process()
                 state.processes.add(process)
                 if state.closed:
                     process.kill()
-                process.start(state.tokenizer)
+                process.start(state.tokenizers)
             answer = process.ask({"kind": job.language.kind, "text": job.language.text}, state.seconds)
             error = answer.get("error")
             if error is None:
-                grammar = _restored(answer["grammar"], state.tokenizer)
+                grammar = _restored(answer["grammar"], state.tokenizers[job.language.kind])
         except (OSError, TimeoutError, ValueError, RuntimeError) as failure:
             if process is not None:
                 process.kill()
@@ -159,7 +162,7 @@ def _restored(serialized: str, tokenizer: xgrammar.TokenizerInfo) -> xgrammar.Co
 class _Process:
     """One compiler process and its pipes."""
 
-    def __init__(self, tokenizer: xgrammar.TokenizerInfo) -> None:
+    def __init__(self) -> None:
         program = Path(__file__).with_name("compiler_process.py")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._child = subprocess.Popen(
@@ -172,9 +175,10 @@ class _Process:
         )
         self._lock = threading.Lock()
 
-    def start(self, tokenizer: xgrammar.TokenizerInfo) -> None:
-        """Hands over the vocabulary and waits until it is ready."""
-        self._exchange(tokenizer.serialize_json(), START_SECONDS, "the compiler did not start within {:g} s")
+    def start(self, tokenizers: Tokenizers) -> None:
+        """Hands over the vocabularies and waits until it is ready."""
+        infos = {kind: info.serialize_json() for kind, info in tokenizers.items()}
+        self._exchange(json.dumps(infos), START_SECONDS, "the compiler did not start within {:g} s")
 
     def ask(self, job: dict[str, str], seconds: float) -> dict[str, str]:
         """Its answer to a job.
@@ -188,7 +192,7 @@ class _Process:
     def _exchange(self, line: str, seconds: float, late: str) -> dict[str, str]:
         if self._child.stdin is None or self._child.stdout is None:
             raise OSError("the compiler has no pipes")
-        self._child.stdin.write(line.replace("\n", " ").encode() + b"\n")
+        self._child.stdin.write(line.encode() + b"\n")
         self._child.stdin.flush()
         deadline = time.monotonic() + seconds
         received = bytearray()

@@ -3,7 +3,7 @@
 Knows xgrammar and the lines it speaks; knows nothing of this project, and is run by its path. A process can be ended
 when it takes too long, and what it breaks is its own.
 
-The first line that comes in is a serialised TokenizerInfo, answered with {}. Each further line is {"kind", "text"},
+The first line that comes in holds a serialised TokenizerInfo for each kind, answered with {}. Each further line is {"kind", "text"},
 answered with {"grammar": serialised} or {"error": why}. A warning of the compiler is an error: it says that a part of
 the grammar was ignored.
 """
@@ -34,12 +34,18 @@ def main() -> None:
     os.dup2(2, 1)
     import xgrammar
 
-    info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.readline())
-    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    infos = json.loads(sys.stdin.readline())
+    compilers = {
+        kind: xgrammar.GrammarCompiler(
+            xgrammar.TokenizerInfo.deserialize_json(info), max_threads=1, cache_enabled=False
+        )
+        for kind, info in infos.items()
+    }
     _limit_memory()
     _answer(answers, {})
     for line in sys.stdin:
-        _answer(answers, _compiled(xgrammar, compiler, info, json.loads(line), warnings))
+        job = json.loads(line)
+        _answer(answers, _compiled(xgrammar, compilers[job["kind"]], job, warnings))
 
 
 def _answer(stream: IO[str], answer: dict[str, str]) -> None:
@@ -53,7 +59,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_LIMIT, size + MEMORY_LIMIT))
 
 
-def _compiled(xgrammar: Any, compiler: Any, info: Any, job: dict[str, str], warnings: IO[str]) -> dict[str, str]:
+def _compiled(xgrammar: Any, compiler: Any, job: dict[str, str], warnings: IO[str]) -> dict[str, str]:
     before = os.fstat(warnings.fileno()).st_size
     try:
         if job["kind"] == "json":
@@ -68,7 +74,7 @@ def _compiled(xgrammar: Any, compiler: Any, info: Any, job: dict[str, str], warn
     warned = [_STAMP.sub("", line).strip() for line in warnings.read().splitlines() if "Warning: " in line]
     if warned:
         return {"error": "; ".join(warned).replace("Warning: ", "")}
-    mask = xgrammar.allocate_token_bitmask(1, info.vocab_size)
+    mask = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
     xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(mask)
     if not mask.any():
         return {"error": "no token begins a text of this language"}

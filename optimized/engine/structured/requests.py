@@ -13,11 +13,14 @@ import torch
 from optimized.engine.door import Request
 from optimized.engine.sequence import Sequence
 from optimized.engine.structured.compiler_pool import CompilerPool, Job
+from optimized.engine.structured.language import Kind
 from optimized.engine.structured.matcher import GrammarError, Matcher
-from optimized.engine.structured.vocabulary import token_bytes
+from optimized.engine.structured.vocabulary import token_bytes, without_control_characters
 from reference.spec.errors import EngineError
 
 if TYPE_CHECKING:
+    import xgrammar
+
     from optimized.config import EngineConfig
     from optimized.tokenizer import Tokenizer
     from reference.spec.config import ModelConfig
@@ -57,14 +60,22 @@ class StructuredRequests:
         self._waiting.append(Waiting(request, sequences, self._pool.submit(request.language)))
 
     def _new_pool(self) -> CompilerPool:
-        import xgrammar
-
         if self._tokenizer is None:
             raise EngineError("structured output needs a tokenizer; the door should have refused the request")
         vocabulary = token_bytes(self._tokenizer.to_json())[: self._vocab_size]
-        info = xgrammar.TokenizerInfo(vocabulary, vocab_size=self._vocab_size, stop_token_ids=[self._eos])
+        other = self._tokenizer_info(vocabulary)
+        infos: dict[Kind, xgrammar.TokenizerInfo] = {
+            "json": self._tokenizer_info(without_control_characters(vocabulary)),
+            "regex": other,
+            "ebnf": other,
+        }
         config = self._config
-        return CompilerPool(info, config.grammar_workers, config.grammar_timeout, config.grammar_cache_bytes)
+        return CompilerPool(infos, config.grammar_workers, config.grammar_timeout, config.grammar_cache_bytes)
+
+    def _tokenizer_info(self, vocabulary: list[bytes]) -> xgrammar.TokenizerInfo:
+        import xgrammar
+
+        return xgrammar.TokenizerInfo(vocabulary, vocab_size=self._vocab_size, stop_token_ids=[self._eos])
 
     def ready(self) -> list[Waiting]:
         """Takes out the requests that wait no longer. Their sequences have matchers, or have ended with an error."""

@@ -35,6 +35,12 @@ def token_bytes(tokenizer_json: str) -> list[bytes]:
     return found
 
 
+def without_control_characters(vocabulary: list[bytes]) -> list[bytes]:
+    """The same with b"" for each token that holds a byte below 32: in JSON without line breaks there is none, but the
+    compiler lets them into strings whose length or pattern is given (xgrammar 0.2.8)."""
+    return [b"" if any(byte < 32 for byte in token) else token for token in vocabulary]
+
+
 def _decoder_steps(decoder: dict[str, Any] | None) -> list[str]:
     """The decoder's steps that matter: "ByteLevel", "ByteFallback" and "Space" (▁ is a space)."""
     parts = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
