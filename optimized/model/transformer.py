@@ -36,17 +36,20 @@ class Transformer:
         token_map: torch.Tensor | None,
         geometry: CacheGeometry,
         drafts: bool = False,
+        poison_padding: bool = False,
     ) -> None:
         """
         Args:
             token_map: [tokens] int64 compressed id of each token id; needed with Engram layers.
             drafts: keep the context that `propose` drafts from.
+            poison_padding: padding rows are NaN from the embedding on, to show whether a row reads another.
         """
         self.config = config
         self.weights = weights
         self._geometry = geometry
         self._token_map = token_map
         self._pad = 0 if token_map is None else int(token_map[config.engram_pad_token_id])
+        self._poison_padding = poison_padding
         self._drafts = drafts and weights.draft is not None
         self._frequencies = rope_frequencies(config, weights.embed.device)
 
@@ -93,6 +96,8 @@ class Transformer:
         """All rows as they enter layer 0."""
         step = derive_step(inputs, self.config, self._geometry, self._frequencies)
         h = self.weights.embed.index_select(0, inputs.tokens)[:, None].repeat(1, self.config.hc_mult, 1)
+        if self._poison_padding:
+            h.masked_fill_((inputs.positions < 0)[:, None, None], torch.nan)
         return RowState(h, first_pre(h), self._engram_ids(step, caches), [], step, Selections(self.config, step))
 
     def _drop_rows(self, rows: RowState, number: int, layer: LayerWeights, caches: Caches) -> RowState:

@@ -19,9 +19,9 @@ PROMPTS = [[5, 6, 7], [8] * 30, [9], [10, 11], [12] * 50, [13]]
 PARAMS = SamplingParams(seq_seed=1, max_tokens=12, n=2, stop="zz")
 
 
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[LLM, StubWorker]:
-    return stub_llm(monkeypatch, model_folder(tmp_path))
+@pytest.fixture(params=[True, False], ids=["async", "sync"])
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[LLM, StubWorker]:
+    return stub_llm(monkeypatch, model_folder(tmp_path), async_scheduling=request.param)
 
 
 def texts(llm: LLM) -> list[Any]:

@@ -68,7 +68,8 @@ class Worker:
         geometry = dataclasses.replace(geometry, num_pages=self._memory_plan.num_pages)
         caches = Caches.allocate(model_config, geometry, device)
         batch = InputBatch(max_rows, config.max_num_seqs, max_pages, device, compact=config.yoco_mode == "compact")
-        self._runner = ModelRunner(Transformer(model_config, weights, token_map, geometry), caches, batch)
+        model = Transformer(model_config, weights, token_map, geometry, poison_padding=config.poison_unused)
+        self._runner = ModelRunner(model, caches, batch)
 
     def num_pages(self) -> int:
         """Pages of the pool, page 0 included."""
