@@ -38,7 +38,7 @@ def output_record(index: int, custom_id: str | int | None, output: RequestOutput
 def error_record(index: int, bad: LineError) -> dict[str, Any]:
     """The record of a bad line."""
     error = {"kind": bad.kind, "message": _at_line(index, bad.message)}
-    nothing = {"outputs": [], "prompt_logprobs": None, "seq_seed": None}
+    nothing: dict[str, Any] = {"outputs": [], "prompt_logprobs": None, "seq_seed": None}
     return {"index": index, "custom_id": bad.custom_id, **nothing, "error": error}
 
 

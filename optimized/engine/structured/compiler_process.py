@@ -3,9 +3,9 @@
 Knows xgrammar and the lines it speaks; knows nothing of this project, and is run by its path. A process can be ended
 when it takes too long, and what it breaks is its own.
 
-The first line that comes in holds a serialised TokenizerInfo for each kind, answered with {}. Each further line is {"kind", "text"},
-answered with {"grammar": serialised} or {"error": why}. A warning of the compiler is an error: it says that a part of
-the grammar was ignored.
+The first line that comes in holds a serialised TokenizerInfo for each kind, answered with {}. Each further line is
+{"kind", "text"}, answered with {"grammar": serialised} or {"error": why}. A warning of the compiler is an error: it
+says that a part of the grammar was ignored.
 """
 
 from __future__ import annotations

@@ -23,10 +23,12 @@ def matcher(kind: str, schema: object, stop_ids: tuple[int, ...] = (EOS,)) -> Ma
         xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)], vocab_size=VOCAB, stop_token_ids=[EOS]),
         max_threads=1,
     )
-    compile_it = {"json": compiler.compile_json_schema, "regex": compiler.compile_regex}.get(
-        language.kind, compiler.compile_grammar
-    )
-    return Matcher(compile_it(language.text), stop_ids, VOCAB)
+    compile_it = {
+        "json": compiler.compile_json_schema,
+        "regex": compiler.compile_regex,
+        "ebnf": compiler.compile_grammar,
+    }
+    return Matcher(compile_it[language.kind](language.text), stop_ids, VOCAB)
 
 
 def allowed(one: Matcher) -> list[int]:
