@@ -165,9 +165,9 @@ class Engine:
         """What live requests hold."""
         scheduler = self._scheduler
         ids = scheduler.request_ids().tolist()
-        slots = [scheduler.slot(one) for one in ids]
-        pages = [scheduler.pages(one) for one in ids]
-        return np.array([slot for slot in slots if slot], dtype=np.int64), np.concatenate(pages).astype(np.int64)
+        slots = np.array([scheduler.slot(one) for one in ids], dtype=np.int64)
+        pages = [page for one in ids for page in scheduler.pages(one).tolist()]
+        return slots[slots > 0], np.array(pages, dtype=np.int64)
 
     def _rows_to_sample(self, step: LaunchedStep) -> list[int]:
         """Sampled rows whose sequences still run in the slot that the plan gave them."""

@@ -1,8 +1,9 @@
 """A step plan's arrays as the model's inputs, in buffers that stay in place from step to step.
 
-A decode step is padded to a bucket of rows, so that few shapes occur and each can be captured once: padding rows are
-requests of their own at position -1 in slot 0 without pages; they see nothing and write where nothing is read. Knows
-the plan's layout and the model's input layout; knows nothing about scheduling or about what rows compute.
+A decode step is padded to a bucket of rows and of pages, and whatever the host tells the model about it follows from
+the bucket alone: few shapes occur, and each can be captured once. Padding rows are requests of their own at position -1
+in slot 0 without pages; they see nothing and write where nothing is read. Knows the plan's layout and the model's input
+layout; knows nothing about scheduling or about what rows compute.
 """
 
 from __future__ import annotations
@@ -40,20 +41,34 @@ def bucket_rows(rows: int) -> int:
     return -(-rows // _BUCKET_STEP) * _BUCKET_STEP
 
 
+def bucket_pages(pages: int) -> int:
+    """Pages a request of a decode step with its padding: powers of two."""
+    return 1 << max(pages - 1, 0).bit_length()
+
+
 class InputBatch:
     """Static buffers for at most `max_rows` rows of at most `max_requests` requests with at most `max_pages` pages."""
 
     def __init__(
-        self, max_rows: int, max_requests: int, max_pages: int, device: torch.device, compact: bool = False
+        self,
+        max_rows: int,
+        max_requests: int,
+        max_pages: int,
+        page_size: int,
+        device: torch.device,
+        *,
+        compact: bool = False,
     ) -> None:
         """
         Args:
+            page_size: tokens a page.
             compact: rows before their request's replay start do not enter decoder layers.
         """
         shapes = _buffer_shapes(max_rows, max_requests, max_pages)
         made = {name: torch.from_numpy(np.zeros(shape, dtype=np.int64)).to(device) for name, shape in shapes.items()}
         self._rows, self._page_table, self._wanted = made["rows"], made["page_table"], made["wanted"]
         self._lists = made["lists"]
+        self._max_pages, self._page_size = max_pages, page_size
         self._compact = compact
 
     @staticmethod
@@ -84,11 +99,13 @@ class InputBatch:
         if more_rows is not None:
             wanted = np.concatenate((wanted, more_rows))
         rows, table = _row_fields(plan, starts), np.asarray(plan.page_table, dtype=np.int64)
-        padding = bucket_rows(plan.num_rows) - plan.num_rows if plan.kind == "decode" else 0
-        if padding:
-            extra = np.arange(padding)
+        last = int(np.max(plan.kv_lens, initial=1)) - 1
+        if plan.kind == "decode":
+            width = min(bucket_pages(table.shape[1]), self._max_pages)
+            last = width * self._page_size - 1
+            extra = np.arange(bucket_rows(plan.num_rows) - plan.num_rows)
             rows = np.concatenate((rows, _padding_fields(plan.num_rows + extra, len(table) + extra)), axis=1)
-            table = np.concatenate((table, np.zeros((padding, table.shape[1]), dtype=np.int64)))
+            table = np.pad(table, ((0, len(extra)), (0, width - table.shape[1])))
             starts = np.concatenate((starts, plan.num_rows + 1 + extra))
             wanted = np.concatenate((wanted, plan.num_rows + extra))
         total = rows.shape[1]
@@ -101,7 +118,7 @@ class InputBatch:
             page_table=pages,
             sample_rows=self._wanted[: len(wanted)].copy_(torch.from_numpy(wanted)),
             query_start=starts.tolist(),
-            max_position=int(np.max(plan.kv_lens, initial=1)) - 1,
+            max_position=last,
             kept=self._kept(plan, starts) if self._compact and plan.kind == "prefill" else None,
         )
 

@@ -67,7 +67,8 @@ class Worker:
             token_map = torch.from_numpy(checked_token_map(folder / "tokenizer.json", model_config)).to(device)
         geometry = dataclasses.replace(geometry, num_pages=self._memory_plan.num_pages)
         caches = Caches.allocate(model_config, geometry, device)
-        batch = InputBatch(max_rows, config.max_num_seqs, max_pages, device, compact=config.yoco_mode == "compact")
+        compact = config.yoco_mode == "compact"
+        batch = InputBatch(max_rows, config.max_num_seqs, max_pages, config.page_size, device, compact=compact)
         model = Transformer(model_config, weights, token_map, geometry, poison_padding=config.poison_unused)
         self._runner = ModelRunner(model, caches, batch)
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from optimized._core import Scheduler, StepPlan
 from optimized.config import EngineConfig
 from optimized.model.tests.random_models import RATIO_4, write_checkpoint
-from optimized.worker.input_batch import InputBatch, bucket_rows
+from optimized.worker.input_batch import InputBatch, bucket_pages, bucket_rows
 from optimized.worker.worker import Worker
 from reference.spec.errors import EngineError
 
@@ -65,32 +65,35 @@ def decode_plan(prompts: list[int]) -> StepPlan:
 
 
 def test_buckets_hold_their_rows_and_are_few() -> None:
+    assert [bucket_pages(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
     assert [bucket_rows(n) for n in (0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 64)] == [1, 1, 2, 4, 4, 8, 8, 16, 16, 24, 64]
 
 
 def test_padding_rows_see_nothing_and_belong_to_nobody() -> None:
-    batch = InputBatch(64, 8, 16, torch.device("cpu"))
+    batch = InputBatch(64, 8, 17, 8, torch.device("cpu"))
     inputs = batch.fill(decode_plan([3, 9, 20, 1, 2]))
     assert inputs.positions.tolist() == [3, 9, 20, 1, 2, -1, -1, -1]
     assert inputs.slots.tolist()[5:] == [0, 0, 0]
     assert inputs.row_request.tolist() == list(range(8))
     assert inputs.page_table[5:].count_nonzero() == 0
+    assert inputs.page_table.shape == (8, 4)
     assert inputs.query_start == list(range(9))
     assert inputs.sample_rows.tolist() == list(range(8))
 
 
-def test_steps_of_a_bucket_read_the_same_memory() -> None:
-    batch = InputBatch(64, 8, 16, torch.device("cpu"))
+def test_steps_of_a_bucket_read_the_same_memory_and_look_the_same_from_the_host() -> None:
+    batch = InputBatch(64, 8, 17, 8, torch.device("cpu"))
     places = []
-    for prompts in ([3, 9, 20, 1, 2], [5, 7, 8, 2, 9, 30, 1], [1] * 8):
+    for prompts in ([3, 9, 18, 1, 2], [5, 7, 8, 2, 9, 30, 1], [17] * 8):
         inputs = batch.fill(decode_plan(prompts))
         tensors = [value for value in vars(inputs).values() if isinstance(value, torch.Tensor)]
-        places.append([(tensor.data_ptr(), tensor.stride(), len(tensor)) for tensor in tensors])
+        places.append([(tensor.data_ptr(), tensor.stride(), tensor.shape) for tensor in tensors])
+        assert (inputs.query_start, inputs.max_position, inputs.kept) == (list(range(9)), 31, None)
     assert places[0] == places[1] == places[2]
 
 
 def test_open_tokens_come_from_the_step_in_flight() -> None:
-    scheduler, batch = scheduler_with([3, 9, 20], max_in_flight=2), InputBatch(64, 8, 16, torch.device("cpu"))
+    scheduler, batch = scheduler_with([3, 9, 20], max_in_flight=2), InputBatch(64, 8, 17, 8, torch.device("cpu"))
     commit(scheduler, scheduler.schedule())  # type: ignore[arg-type]
     first, second = scheduler.schedule(), scheduler.schedule()
     assert first is not None

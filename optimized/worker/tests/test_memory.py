@@ -54,7 +54,7 @@ def test_the_plan_is_within_five_percent_of_what_is_allocated_and_never_under(na
     weights = nbytes(tensors_in(load_weights(tmp_path, config, torch.device("cpu"))))
     token_map = 8 * config.vocab_size if config.engram_layer_ids else 0
     assert weights + token_map <= planned_bytes(config) <= 1.05 * (weights + token_map)
-    batch = InputBatch(300, 7, 40, torch.device("cpu"))
+    batch = InputBatch(300, 7, 40, 8, torch.device("cpu"))
     assert nbytes(batch.buffers) == InputBatch.planned_bytes(300, 7, 40)
 
 
