@@ -26,7 +26,7 @@ os.environ.setdefault("PATH", f"/usr/local/bin{os.pathsep}{os.defpath}")
 ROOT = Path(__file__).parent
 SHARED = ROOT / ".nox" / "environment"
 BIN = SHARED / ("Scripts" if sys.platform == "win32" else "bin")
-EQUIVALENCE_CHECKS = ("model", "scheduler")
+EQUIVALENCE_CHECKS = ("model", "batch_invariance", "yoco", "scheduler")
 SANITIZED_TESTS = tuple(
     f"optimized/engine/tests/test_{name}.py"
     for name in ("core_surface", "scheduler_core", "scheduler_machine", "scheduler_votes")

@@ -82,6 +82,8 @@ def _show_case(result: CaseResult) -> None:
     notes = f", {len(found.close_calls)} close calls" if found.close_calls else ""
     notes += f", {len(found.not_compared)} not compared" if found.not_compared else ""
     _say(f"  {result.case.name}: {verdict} ({found.comparisons} comparisons{notes}, {result.seconds:.1f} s)")
+    for figure in found.figures:
+        _say(f"  - {figure}")
     for difference in found.differences[:SHOWN_DIFFERENCES]:
         _say(f"    {difference.kind} {difference.item}: {difference.detail}")
     if len(found.differences) > SHOWN_DIFFERENCES:

@@ -68,13 +68,15 @@ class Findings:
     """The outcome of one case, filled while it runs.
 
     differences: what counts against it; tallies: per (sub-step, row) what was measured; close_calls: choices that
-    differ inside the margin of the recorded values; not_compared: recorded tensors that no comparison used, and why.
+    differ inside the margin of the recorded values; not_compared: recorded tensors that no comparison used, and why;
+    figures: lines of measured numbers that a person reads and nothing judges.
     """
 
     differences: list[Difference] = field(default_factory=list)
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     close_calls: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
     comparisons: int = 0
     closed: bool = False
     undisputed: int = 0

@@ -46,6 +46,16 @@ CHECKS = {
             "equivalence.checks.model",
         ),
         Check(
+            "batch_invariance",
+            "a request gives the same bits in any batch, chunks, slots, pages, after preemption, prefilled or decoded",
+            "equivalence.checks.batch_invariance",
+        ),
+        Check(
+            "yoco",
+            "bounded replay: mask, compact and reference agree in bits and metadata; figures of what it costs",
+            "equivalence.checks.yoco",
+        ),
+        Check(
             "scheduler",
             "C++ core and reference scheduler in lock-step through simulated worlds, under the laws of a scheduler",
             "equivalence.checks.scheduler",

@@ -73,6 +73,7 @@ def _case_record(result: CaseResult) -> dict[str, object]:
         ],
         "close_calls": found.close_calls,
         "not_compared": found.not_compared,
+        "figures": found.figures,
         "known_bad": result.known_bad,
         "replay": replay_command(result),
     }
@@ -107,6 +108,7 @@ def _case_lines(result: CaseResult) -> list[str]:
         lines.append(f"- known to differ: {result.known_bad}")
     if result.replay:
         lines.append(f"- again: `{replay_command(result)}`")
+    lines += [f"- {figure}" for figure in found.figures]
     if found.tallies:
         lines += ["", "| sub-step | row | tensors | elements | measured | first outside |", "|---|---|---|---|---|---|"]
     for (sub_step, name), tally in found.tallies.items():

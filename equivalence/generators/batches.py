@@ -63,15 +63,16 @@ class OnePass:
     step of a completion. Any other sequence is computed as it comes, so a wrong sequence only costs time.
     """
 
-    def __init__(self, model: ReferenceModel, sequences: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: ReferenceModel, sequences: Sequence[Sequence[int]], replay_start: int = 0) -> None:
         self.config: ModelConfig = model.config
         self._model = model
-        self._known = [(list(ids), model.forward(torch.tensor(ids))) for ids in sequences if ids]
+        self._start = replay_start
+        self._known = [(list(ids), model.forward(torch.tensor(ids), replay_start)) for ids in sequences if ids]
 
     def forward(self, tokens: Tensor, replay_start: int = 0) -> Tensor:
         """Logits [T, V] of the token ids [T]."""
         ids = tokens.tolist()
-        if replay_start == 0:
+        if replay_start == self._start:
             for known, logits in self._known:
                 if known[: len(ids)] == ids:
                     return logits[: len(ids)]  # [T, V]
@@ -84,6 +85,7 @@ def expected(
     request: Mapping[str, Any],
     guesses: Sequence[Sequence[int]],
     max_model_len: int,
+    replay_start: int = 0,
 ) -> RequestOutput:
     """What the reference generates for a request.
 
@@ -92,6 +94,6 @@ def expected(
     """
     prompt = list(request["prompt"])
     params = SamplingParams(**request["params"])
-    runner = OnePass(model, [prompt + list(guess)[:-1] for guess in guesses]) if guesses else model
+    runner = OnePass(model, [prompt + list(guess)[:-1] for guess in guesses], replay_start) if guesses else model
     with torch.no_grad():
-        return generate(runner, tokenizer, prompt, params, 0, max_model_len=max_model_len)
+        return generate(runner, tokenizer, prompt, params, 0, max_model_len=max_model_len, replay_start=replay_start)

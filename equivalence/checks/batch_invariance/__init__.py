@@ -1,0 +1,171 @@
+"""Check `batch_invariance`: what a probe request gives does not depend on anything but the request.
+
+A case puts one probe in one circumstance (chunks, companions, preemption, reused slots, prefill instead of decode, …)
+and compares ids, logprob bits, ranks and text with the probe alone in one piece. Knows how cases are named and which
+form each takes; what a circumstance is stands in `equivalence.generators.circumstances`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+from equivalence import outputs
+from equivalence.cases import Case, Options, derived_seed
+from equivalence.checks.batch_invariance import plans
+from equivalence.errors import SetupError
+from equivalence.findings import Findings
+from equivalence.generators import checkpoints, circumstances, probes
+from equivalence.generators.batches import Request
+from equivalence.generators.checkpoints import Voices
+from optimized import LLM, SamplingParams
+from reference.spec import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CASES = 48
+
+MAX_MODEL_LEN = 512
+
+ALONE = {
+    "page_size": 96,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": circumstances.WIDE,
+    "max_model_len": MAX_MODEL_LEN,
+    "async_scheduling": False,
+}
+"""The engine that gives what every other must give."""
+
+
+def cases(options: Options) -> Iterator[Case]:
+    """`options.cases` cases: every kind of circumstance in turn, for one probe after another."""
+    count = DEFAULT_CASES if options.cases is None else options.cases
+    return (one_case(options.seed, number) for number in range(count))
+
+
+def one_case(seed: int, number: int) -> Case:
+    """Case `number` of a seed: a probe has one case of every kind."""
+    kinds = tuple(circumstances.KINDS)
+    group, kind = number // len(kinds), kinds[number % len(kinds)]
+    model = probes.draw_model(seed, group)
+    rng = random.Random(derived_seed("probe", seed, group))
+    length = probes.prompt_length(rng, model.limits)
+    if model.name == "released":
+        length = 530 if group % 480 == 6 else min(length, 140)
+    probe = probes.draw_request(rng, model.vocabulary, length, rng.randint(3, 10))
+    rng = random.Random(derived_seed("circumstance", seed, number))
+    around = circumstances.draw(kind, rng, model, probe)
+    if length > MAX_MODEL_LEN - 16:
+        around["engine"]["max_model_len"] = 2 * MAX_MODEL_LEN
+    return Case("batch_invariance", f"{number:05d}-{model.name}-{kind}", {**model.params, "probe": probe, **around})
+
+
+def run(case: Case, options: Options) -> Findings:
+    """Compute the probe in its circumstance and alone. Raises SetupError for a form of case that it does not know."""
+    params = cast("dict[str, Any]", case.params)
+    stored = {key: params[key] for key in ("config", "weights") if key in params}
+    voices = _voices(json.dumps(stored, sort_keys=True))
+    probe = cast(Request, params["probe"])
+    if params["form"] == "plans":
+        return plans.run(voices, probe, params["after"], params["draw"], options.backend)
+    want = _alone(json.dumps(stored, sort_keys=True), json.dumps(probe, sort_keys=True), options.backend)
+    if want.outputs[0].error:
+        raise SetupError(f"case {case.name}: the probe alone fails: {want.outputs[0].error}")
+    findings = Findings()
+    llm = LLM(str(voices.folder), **{**ALONE, "device": options.backend, **params["engine"]})
+    if params["earlier"]:
+        _generate(llm, params["earlier"])
+    if params["form"] == "whole":
+        got = _probe_among(llm, params, probe)
+        outputs.compare(findings, "probe", got, want)
+        if "num_pages" in params["engine"] and got.metrics is not None and not got.metrics.num_preemptions:
+            findings.skip("preemption", "the probe was not preempted")
+    elif params["form"] == "resumed":
+        _compare_resumed(findings, llm, params, probe, want)
+    elif params["form"] == "scored":
+        _compare_scored(findings, llm, params, probe, want)
+    else:
+        raise SetupError(f"case {case.name}: unknown form {params['form']!r}")
+    return findings.close()
+
+
+def shrink(case: Case, options: Options) -> Case:
+    """The same circumstance with as few companions as still make a difference."""
+    params = dict(cast("dict[str, Any]", case.params))
+    for name in ("earlier", "before", "after"):
+        for place in reversed(range(len(params[name]))):
+            fewer = {**params, name: params[name][:place] + params[name][place + 1 :]}
+            if _differs(Case(case.check, case.name, fewer), options):
+                params = fewer
+    return Case(case.check, case.name, params)
+
+
+def _differs(case: Case, options: Options) -> bool:
+    try:
+        return bool(run(case, options).differences)
+    except Exception:  # whatever made the whole case fail may make the smaller one fail
+        logger.debug("smaller case of %s raised", case.name, exc_info=True)
+        return True
+
+
+@functools.lru_cache(maxsize=2)
+def _voices(stored: str) -> Voices:
+    params = json.loads(stored)
+    return checkpoints.random_weights(params["config"], params["weights"]) if params else checkpoints.bundled()
+
+
+@functools.lru_cache(maxsize=4)
+def _alone(stored: str, probe: str, backend: str) -> RequestOutput:
+    """The probe alone, in one piece, in an engine that has run nothing else."""
+    request = json.loads(probe)
+    length = len(request["prompt"]) + request["params"]["max_tokens"]
+    options = {**ALONE, "max_model_len": max(MAX_MODEL_LEN, length + 1)}
+    return _generate(LLM(str(_voices(stored).folder), device=backend, **options), [request])[0]
+
+
+def _generate(llm: LLM, requests: list[Request]) -> list[RequestOutput]:
+    prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
+    return llm.generate(prompts, [SamplingParams(**request["params"]) for request in requests], use_tqdm=False)
+
+
+def _probe_among(llm: LLM, params: dict[str, Any], probe: Request) -> RequestOutput:
+    before, after = params["before"], params["after"]
+    return _generate(llm, [*before, probe, *after])[len(before)]
+
+
+def _compare_resumed(findings: Findings, llm: LLM, params: dict[str, Any], probe: Request, want: RequestOutput) -> None:
+    """The tail of the output, from a prompt that ends in its head."""
+    cut, whole = params["cut"], want.outputs[0]
+    sampling = {**probe["params"], "max_tokens": probe["params"]["max_tokens"] - cut}
+    prompt = [*probe["prompt"], *whole.token_ids[:cut]]
+    got = _probe_among(llm, params, {"prompt": prompt, "params": sampling})
+    findings.comparisons += 1
+    tail = replace(
+        whole,
+        token_ids=whole.token_ids[cut:],
+        logprobs=(whole.logprobs or [])[cut:],
+        text=got.outputs[0].text,
+        cumulative_logprob=got.outputs[0].cumulative_logprob,
+    )
+    detail = outputs.first_difference(got.outputs[0], tail)
+    if detail:
+        findings.differ(f"probe resumed after {cut} tokens", "values", detail)
+
+
+def _compare_scored(findings: Findings, llm: LLM, params: dict[str, Any], probe: Request, want: RequestOutput) -> None:
+    """Logprobs of the output as logprobs of a prompt that holds it."""
+    whole = want.outputs[0]
+    prompt = [*probe["prompt"], *whole.token_ids]
+    sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": probe["params"]["logprobs"]}
+    got = _probe_among(llm, params, {"prompt": prompt, "params": sampling})
+    scores = (got.prompt_logprobs or [])[len(probe["prompt"]) :]
+    findings.comparisons += 1
+    mine = replace(whole, logprobs=cast("Any", scores), error=got.outputs[0].error)
+    detail = outputs.first_difference(mine, whole)
+    if detail:
+        findings.differ("probe as prompt", "values", detail)
