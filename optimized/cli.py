@@ -70,6 +70,10 @@ SAMPLING_OPTIONS: tuple[_Option, ...] = (
     ("--min-p", float, "draw among tokens at least this likely, relative to the most likely one"),
     ("--seq-seed", int, "seed of each request's draws"),
     ("--logprobs", int, "report the logprobs of this many most likely tokens, and the token's own"),
+    ("--prompt-logprobs", int, "the same for the tokens of the prompt"),
+    ("--presence-penalty", float, "taken off the logit of each token that the output holds, -2 to 2"),
+    ("--frequency-penalty", float, "the same, times how often it holds it"),
+    ("--repetition-penalty", float, "above 1: makes tokens of prompt and output less likely"),
 )
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -53,7 +53,7 @@ def grammar_of(kind: str, schema: Any) -> Callable[[Sequence[int]], torch.Tensor
 
 def test_structured_batches_equal_the_reference_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model_folder(tmp_path)
-    llm, _ = stub_llm(monkeypatch, folder, logprobs_mode="processed_logprobs", num_pages=12)
+    llm, _ = stub_llm(monkeypatch, folder, logprobs_mode="processed_logprobs", num_pages=12, grammar_workers=1)
     extremes = [{"temperature": 0}, {"top_k": 3, "n": 2}, {"top_p": 0.5, "repetition_penalty": 1.5}, {"min_p": 0.2}]
     cases = [(language, extreme) for language in LANGUAGES for extreme in extremes]
     prompts = [[3 + i, 7, 8][: 1 + i % 3] for i in range(len(cases))]

@@ -88,6 +88,11 @@ class Engine:
         """Sequences that have not ended."""
         return len(self._sequences)
 
+    @property
+    def num_scheduled(self) -> int:
+        """Those of them that do not wait for a grammar."""
+        return len(self._sequences) - self._structured.num_waiting
+
     def add(self, request: Request) -> None:
         """Queues every sample of a request.
 

@@ -64,4 +64,4 @@ def run_in_order(
 
 
 def _has_room(engine: Engine, queued: int, max_num_seqs: int) -> bool:
-    return engine.num_live < _QUEUE_FACTOR * max_num_seqs and queued < _WINDOW_FACTOR * max_num_seqs
+    return engine.num_scheduled < _QUEUE_FACTOR * max_num_seqs and queued < _WINDOW_FACTOR * max_num_seqs

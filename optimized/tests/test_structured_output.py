@@ -19,6 +19,9 @@ pytestmark = pytest.mark.ci
 
 Model = tuple[LLM, StubWorker]
 
+#: One compiler process is enough here.
+ONE = {"grammar_workers": 1}
+
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", 1]}}, "required": ["a", "b"]},
     {"type": "array", "items": {"type": ["null", "boolean"]}, "maxItems": 3},
@@ -54,7 +57,7 @@ HOSTILE: list[tuple[str, Any]] = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch:
-        yield stub_llm(patch, model_folder(tmp_path_factory.mktemp("model")), max_num_seqs=8, num_pages=40)
+        yield stub_llm(patch, model_folder(tmp_path_factory.mktemp("model")), max_num_seqs=8, num_pages=40, **ONE)
 
 
 def structured(kind: str, schema: Any, **params: Any) -> SamplingParams:
@@ -156,7 +159,7 @@ def test_preemption_chunks_and_asynchrony_change_no_text(tmp_path: Path, monkeyp
     params = [structured(*GOOD[i % len(GOOD)], seq_seed=i, n=1 + i % 2, logprobs=1) for i in range(12)]
     results = []
     for options in ({"num_pages": 12}, {"async_scheduling": False, "max_num_batched_tokens": 7}):
-        llm, _ = stub_llm(monkeypatch, folder, **options)
+        llm, _ = stub_llm(monkeypatch, folder, **options, **ONE)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         results.append([[(o.token_ids, o.text, o.logprobs, o.finish_reason) for o in one.outputs] for one in outputs])
         preemptions = sum(one.metrics.num_preemptions for one in outputs if one.metrics)
@@ -206,6 +209,32 @@ def test_a_dead_end_ends_its_own_request(tmp_path: Path, params: SamplingParams,
     assert message.replace("request 1: ", "") in (bad.outputs[0].error or "")
     assert [one.outputs[0].finish_reason for one in (before, after)] != ["error", "error"]
     model[0]._engine.check_idle()
+
+
+def test_requests_that_wait_for_grammars_hold_up_nobody_behind_them(model: Model) -> None:
+    llm, _ = model
+    run(model, [structured("regex", "first")])
+    pool = llm._engine._structured._pool
+    assert pool is not None
+    first = llm._next_request
+    waiting = [structured("regex", "never") for _ in range(50)]  # more than the queue ahead of what runs
+    finished = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "submit", lambda language: _Never())
+        engine_step = llm._engine.step
+
+        def step() -> list[RequestOutput]:
+            outputs = engine_step()
+            finished.extend(int(output.request_id) - first for output in outputs)
+            if len(waiting) in finished:
+                for number in range(len(waiting)):
+                    llm.abort(str(first + number))
+            return outputs
+
+        patch.setattr(llm._engine, "step", step)
+        run(model, [*waiting, SamplingParams(max_tokens=3)])
+    assert finished[0] == len(waiting)
+    assert len(finished) == len(waiting) + 1
 
 
 def test_a_request_is_aborted_while_its_grammar_is_compiled(model: Model) -> None:

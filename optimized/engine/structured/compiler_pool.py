@@ -42,6 +42,13 @@ class Job:
         self.grammar: xgrammar.CompiledGrammar | None = None
         self.error: str | None = None
 
+    @classmethod
+    def failed(cls, language: Language, error: str) -> Job:
+        """One that is done, with an error."""
+        job = cls(language)
+        job.done, job.error = True, error
+        return job
+
 
 class CompilerPool:
     """At most `workers` processes, started when there is work, ended with the pool or the interpreter."""
@@ -128,7 +135,7 @@ def _serve(state: _State) -> None:
     """Compiles jobs, one at a time, until the pool is closed."""
     process: _Process | None = None
     while (job := state.jobs.get()) is not None:
-        grammar, error = None, None
+        grammar, error = None, "the compiler failed"
         try:
             if process is None:
                 process = _Process()
@@ -137,8 +144,8 @@ def _serve(state: _State) -> None:
                     process.kill()
                 process.start(state.tokenizers)
             answer = process.ask({"kind": job.language.kind, "text": job.language.text}, state.seconds)
-            error = answer.get("error")
-            if error is None:
+            error = answer.get("error", "")
+            if not error:
                 grammar = _restored(answer["grammar"], state.tokenizers[job.language.kind])
         except (OSError, TimeoutError, ValueError, RuntimeError) as failure:
             if process is not None:
@@ -147,7 +154,8 @@ def _serve(state: _State) -> None:
                 process = None
             error = str(failure)
             _log.info("a grammar was given up: %s", error)
-        state.finish(job, grammar, error)
+        finally:
+            state.finish(job, grammar, error or None)
     if process is not None:
         process.kill()
     state.jobs.put(None)  # for the next thread

@@ -13,10 +13,10 @@ import torch
 from optimized.engine.door import Request
 from optimized.engine.sequence import Sequence
 from optimized.engine.structured.compiler_pool import CompilerPool, Job
-from optimized.engine.structured.language import Kind
+from optimized.engine.structured.language import Kind, Language
 from optimized.engine.structured.matcher import GrammarError, Matcher
 from optimized.engine.structured.vocabulary import token_bytes, without_control_characters
-from reference.spec.errors import EngineError
+from reference.spec.errors import EngineError, UnsupportedError
 
 if TYPE_CHECKING:
     import xgrammar
@@ -48,16 +48,22 @@ class StructuredRequests:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in `compiling`."""
-        return len(self._waiting)
+        """Sequences whose grammar is being compiled."""
+        return sum(len(one.sequences) for one in self._waiting)
 
     def submit(self, request: Request, sequences: list[Sequence]) -> None:
         """Begins to compile a request's grammar."""
         if request.language is None:
             raise EngineError(f"request {request.request_id} has no language to compile")
+        self._waiting.append(Waiting(request, sequences, self._job(request.language)))
+
+    def _job(self, language: Language) -> Job:
         if self._pool is None:
-            self._pool = self._new_pool()
-        self._waiting.append(Waiting(request, sequences, self._pool.submit(request.language)))
+            try:
+                self._pool = self._new_pool()
+            except UnsupportedError as error:
+                return Job.failed(language, str(error))
+        return self._pool.submit(language)
 
     def _new_pool(self) -> CompilerPool:
         if self._tokenizer is None:
