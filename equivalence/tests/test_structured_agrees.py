@@ -39,7 +39,8 @@ def grammar_of(kind: str, schema: Any) -> Callable[[Sequence[int]], torch.Tensor
     if language.kind == "json":
         compiled = compiler.compile_json_schema(language.text, any_whitespace=False)
     else:
-        compiled = {"regex": compiler.compile_regex, "ebnf": compiler.compile_grammar}[language.kind](language.text)
+        compile_it: dict[str, Any] = {"regex": compiler.compile_regex, "ebnf": compiler.compile_grammar}
+        compiled = compile_it[language.kind](language.text)
 
     def allowed(output: Sequence[int]) -> torch.Tensor:
         matcher = xgrammar.GrammarMatcher(compiled)
@@ -54,7 +55,12 @@ def grammar_of(kind: str, schema: Any) -> Callable[[Sequence[int]], torch.Tensor
 def test_structured_batches_equal_the_reference_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model_folder(tmp_path)
     llm, _ = stub_llm(monkeypatch, folder, logprobs_mode="processed_logprobs", num_pages=12, grammar_workers=1)
-    extremes = [{"temperature": 0}, {"top_k": 3, "n": 2}, {"top_p": 0.5, "repetition_penalty": 1.5}, {"min_p": 0.2}]
+    extremes: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"top_k": 3, "n": 2},
+        {"top_p": 0.5, "repetition_penalty": 1.5},
+        {"min_p": 0.2},
+    ]
     cases = [(language, extreme) for language in LANGUAGES for extreme in extremes]
     prompts = [[3 + i, 7, 8][: 1 + i % 3] for i in range(len(cases))]
     plain = [SamplingParams(max_tokens=20, seq_seed=i, logprobs=2, **extreme) for i, (_, extreme) in enumerate(cases)]

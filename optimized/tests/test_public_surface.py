@@ -22,7 +22,8 @@ ENGINE_OPTIONS = """max_num_seqs max_num_batched_tokens max_model_len page_size 
     grammar_workers grammar_timeout grammar_cache_bytes"""
 GENERATE_OPTIONS = """--help --model --revision --prompt --input --output --resume --overwrite --max-line-bytes
     --progress --no-progress --log-level --n --max-tokens --min-tokens --temperature --top-k --top-p --min-p --seq-seed
-    --logprobs --prompt-logprobs --presence-penalty --frequency-penalty --repetition-penalty --stop --stop-token-ids --ignore-eos --max-num-seqs --max-num-batched-tokens --max-model-len --page-size
+    --logprobs --prompt-logprobs --presence-penalty --frequency-penalty --repetition-penalty
+    --stop --stop-token-ids --ignore-eos --max-num-seqs --max-num-batched-tokens --max-model-len --page-size
     --num-pages --gpu-memory-utilization --device --seed --log-stats-interval --yoco-mode
     --yoco-keep-tokens --async-scheduling --no-async-scheduling --poison-unused --no-poison-unused
     --logprobs-mode --grammar-workers --grammar-timeout --grammar-cache-bytes"""

@@ -218,7 +218,7 @@ def test_requests_that_wait_for_grammars_hold_up_nobody_behind_them(model: Model
     assert pool is not None
     first = llm._next_request
     waiting = [structured("regex", "never") for _ in range(50)]  # more than the queue ahead of what runs
-    finished = []
+    finished: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "submit", lambda language: _Never())
         engine_step = llm._engine.step

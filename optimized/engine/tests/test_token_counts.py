@@ -18,7 +18,8 @@ def counted(counts: TokenCounts, block: list[int]) -> tuple[dict[int, int], list
 
 
 def test_counts_are_those_of_output_and_block_and_a_rejected_block_leaves_no_trace(rng: np.random.Generator) -> None:
-    prompt, output = rng.integers(0, 9, 6).tolist(), []
+    prompt = rng.integers(0, 9, 6).tolist()
+    output: list[int] = []
     counts = TokenCounts(prompt)
     for _ in range(40):
         block = rng.integers(0, 12, rng.integers(0, 5)).tolist()

@@ -27,9 +27,11 @@ def defined(logits: torch.Tensor, what: Adjustments) -> list[list[float]]:
     z = logits.tolist()
     for name in ("bias", "repetition", "frequency", "presence", "banned"):
         if name == "banned" and what.allowed is not None:
-            z = [[v if ok else -math.inf for v, ok in zip(*row, strict=True)] for row in zip(z, what.allowed.tolist())]
+            for row, token in (~what.allowed).nonzero().tolist():
+                z[row][token] = -math.inf
         one = getattr(what, name)
-        for row, token, value in [] if one is None else zip(one.rows.tolist(), one.ids.tolist(), one.values.tolist()):
+        columns = [] if one is None else [column.tolist() for column in (one.rows, one.ids, one.values)]
+        for row, token, value in zip(*columns, strict=True):
             old = z[row][token]
             z[row][token] = {
                 "bias": old + value,
@@ -74,6 +76,5 @@ def test_a_row_is_the_same_alone(rng: np.random.Generator) -> None:
         names = ("bias", "repetition", "frequency", "presence", "banned")
         alone = {name: of_row(getattr(what, name), row) for name in names}
         allowed = None if what.allowed is None else what.allowed[row : row + 1]
-        assert torch.equal(
-            adjust_logits(logits[row : row + 1], Adjustments(allowed=allowed, **alone)), together[row : row + 1]
-        )
+        adjusted = adjust_logits(logits[row : row + 1], Adjustments(allowed=allowed, **alone))
+        assert torch.equal(adjusted[0], together[row])

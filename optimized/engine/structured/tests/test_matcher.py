@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ def matcher(kind: str, schema: object, stop_ids: tuple[int, ...] = (EOS,)) -> Ma
         xgrammar.TokenizerInfo([bytes([byte]) for byte in range(256)], vocab_size=VOCAB, stop_token_ids=[EOS]),
         max_threads=1,
     )
-    compile_it = {
+    compile_it: dict[str, Any] = {
         "json": compiler.compile_json_schema,
         "regex": compiler.compile_regex,
         "ebnf": compiler.compile_grammar,
