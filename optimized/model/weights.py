@@ -137,11 +137,11 @@ def load_weights(folder: str | Path, config: ModelConfig, device: torch.device) 
 
 
 def planned_bytes(config: ModelConfig) -> int:
-    """Bytes that the loaded weights and the token map take on the CPU, told from the configuration alone.
+    """Bytes of the loaded weights, the token map and the RoPE frequencies on the CPU, told from the configuration alone.
 
     Matrices and vectors are float64; embeddings and Engram tables stay as released; scales are folded into matrices.
     """
-    total = 8 * config.vocab_size if config.engram_layer_ids else 0
+    total = 4 * config.qk_rope_head_dim + (8 * config.vocab_size if config.engram_layer_ids else 0)
     for name, spec in tensor_plan(config).items():
         if not spec.loaded or name.endswith("k_weight"):  # folded into q_weight
             continue

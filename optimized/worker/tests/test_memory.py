@@ -62,7 +62,9 @@ def test_a_worker_holds_what_its_plan_says(tmp_path: Path) -> None:
     write_checkpoint(RATIO_4, tmp_path, seed=1)
     worker = Worker(tmp_path, EngineConfig(max_num_seqs=3, max_model_len=512, device="cpu", page_size=8))
     runner = worker._runner
-    held = [*tensors_in(runner._model.weights), *runner._caches.tensors(), *runner._batch.buffers]
+    model = runner._model
+    held = [*tensors_in(model.weights), *tensors_in(model._frequencies), *runner._caches.tensors()]
+    held += runner._batch.buffers
     assert nbytes(held) <= worker.memory_plan.total <= 1.05 * nbytes(held)
 
 
