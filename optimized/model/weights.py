@@ -137,7 +137,7 @@ def load_weights(folder: str | Path, config: ModelConfig, device: torch.device) 
 
 
 def planned_bytes(config: ModelConfig) -> int:
-    """Bytes of the loaded weights, the token map and the RoPE frequencies on the CPU, told from the configuration alone.
+    """Bytes of weights, token map and RoPE frequencies on the CPU, told from the configuration alone.
 
     Matrices and vectors are float64; embeddings and Engram tables stay as released; scales are folded into matrices.
     """
