@@ -24,7 +24,7 @@ def requests(rng: np.random.Generator, vocab: int) -> tuple[list[Any], list[Samp
             temperature=i % 2,
             n=1 + i % 2,
             seq_seed=i,
-            max_tokens=16,
+            max_tokens=10,
             logprobs=2,
             frequency_penalty=i / 9,
             ignore_eos=True,
