@@ -53,6 +53,14 @@ def _request(rng: random.Random, vocab_size: int, longest: int, most_tokens: int
     if rng.random() < 0.2:
         params["stop_token_ids"] = rng.sample(range(vocab_size), 20)
         params["min_tokens"] = rng.randint(0, params["max_tokens"])
+    if rng.random() < 0.3:
+        params["prompt_logprobs"] = rng.choice((0, 2))
+    if rng.random() < 0.3:
+        params["presence_penalty"] = rng.choice((0.0, 0.6, -1.5))
+        params["frequency_penalty"] = rng.choice((0.0, 0.4, -0.7))
+        params["repetition_penalty"] = rng.choice((1.0, 1.2, 0.7))
+        biased = rng.sample(range(vocab_size), 3)
+        params["logit_bias"] = {str(token): rng.choice((-100.0, 1.5, 20.0)) for token in biased}
     return {"prompt": [rng.randrange(vocab_size) for _ in range(length)], "params": params}
 
 
