@@ -79,8 +79,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="start from these weights (default: random initial ones)")
     parser.add_argument("--config", type=Path, default=HERE / "config.json", help="without --checkpoint")
     parser.add_argument("--tokenizer", type=Path, default=HERE / "tokenizer.json", help="without --checkpoint")
-    parser.add_argument("--keep-draft", action="store_true", help="go on from the draft in --checkpoint")
-    parser.add_argument("--rate", type=float, default=1.0, help="multiplies every learning rate")
     parser.add_argument("--steps", type=int, help="steps of the whole run")
     parser.add_argument("--minutes", type=float, help="minutes of the whole run, resumed parts counted in")
     parser.add_argument("--batch", type=int, default=16, help="sequences a step")
@@ -108,7 +106,7 @@ def make_stage(arguments: argparse.Namespace) -> tuple[Stage, Path]:
         config, values, tokenizer = loaded.config, loaded.weights, loaded.tokenizer_path
         if tokenizer is None:
             raise CheckpointError(f"{arguments.checkpoint}: has no tokenizer.json")
-        if arguments.stage == "draft" and not arguments.keep_draft:
+        if arguments.stage == "draft":
             fresh = initial_values(config, arguments.seed)
             values = {name: fresh[name] if name.startswith("mtp.") else value for name, value in values.items()}
     else:
@@ -135,7 +133,7 @@ def train(stage: Stage, arguments: argparse.Namespace, progress: Progress, strea
     while progress.share < 1.0:
         rng = np.random.default_rng((arguments.seed, progress.step))
         batch = stage.batch(streams["train"], rng, arguments.batch, arguments.length)
-        stage.optimizer.factor.fill_(arguments.rate * progress.rate_factor)
+        stage.optimizer.factor.fill_(progress.rate_factor)
         metrics = step(*batch)
         progress.step += 1
         if progress.step % WAIT_EVERY == 0 and device.type == "cuda":
