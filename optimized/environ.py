@@ -20,6 +20,7 @@ from reference.spec.errors import ConfigError
 
 PREFIX = "DEEPINFER_"
 TRUE_WORDS = ("1", "true", "yes", "on")
+NO_LIMIT = 2**62
 FALSE_WORDS = ("0", "false", "no", "off")
 
 _log = logging.getLogger(__name__)
@@ -170,7 +171,9 @@ VARIABLES: dict[str, Variable] = {
     "USERBUFFER_COMM_SMS": Variable(parse_int, satisfied=_ZERO),
     "USE_MULTIMODAL_POOL": Variable(parse_bool, satisfied=_OFF),
     "USE_NEXTN_DECODE": Variable(parse_int, satisfied=_ZERO),
-    "XGRAMMAR_CACHE_LIMIT_BYTES": Variable(parse_int, option="grammar_cache_bytes"),
+    "XGRAMMAR_CACHE_LIMIT_BYTES": Variable(
+        parse_int, option="grammar_cache_bytes", convert=lambda size: size if size >= 0 else NO_LIMIT
+    ),
     "XGRAMMAR_DEBUG": Variable(parse_bool, satisfied=_OFF),
     "XGRAMMAR_DISABLE_CACHE": Variable(parse_bool, satisfied=_OFF),
     "XGRAMMAR_TIMEOUT": Variable(parse_int, option="grammar_timeout"),

@@ -16,7 +16,7 @@ LARGEST = sys.float_info.max
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 
-#: Options that the engine does not serve yet; its door refuses them by name. The reference serves all but `so_args`.
+#: Options that the engine does not serve; its door refuses them by name. The reference serves all but `so_args`.
 UNSUPPORTED: tuple[str, ...] = ()
 
 #: What reported logprobs are the log-softmax of: the model's own logits, or what the token was drawn from.
@@ -70,7 +70,8 @@ class SamplingParams(metaclass=_CheckedKeywords):
     stop: a string or strings that end the text and are left out of it, kept as a tuple.
     stop_token_ids: ids that end it, besides the model's EOS, kept as a tuple.
     ignore_eos: go on past the EOS. seq_seed: seed of this request's noise; None takes the engine's.
-    logprobs: how many of the most likely tokens to report besides the sampled one; None is off. They are raw.
+    logprobs: how many of the most likely tokens to report besides the sampled one; None is off. They are raw
+        unless the engine's `logprobs_mode` says otherwise.
     prompt_logprobs: the same for every prompt token but the first. Such a request is never replayed from a later start.
     repetition_penalty: above 0; a positive logit of a token of prompt or output is divided by it, another multiplied.
     frequency_penalty, presence_penalty: in [-2, 2]; subtracted from a logit times the token's count in the output, or
