@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import queue
 import select
@@ -17,7 +18,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     Tokenizers = Mapping[Kind, xgrammar.TokenizerInfo]
 
 START_SECONDS = 120.0
+#: Share of the time limit that a grammar has before those that wait behind it get their turn.
+FIRST_SHARE = 0.1
+#: How often a thread that waits for an answer looks whether others wait for it.
+POLL_SECONDS = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +47,7 @@ class Job:
         self.done = False
         self.grammar: xgrammar.CompiledGrammar | None = None
         self.error: str | None = None
+        self.was_deferred = False
 
     @classmethod
     def failed(cls, language: Language, error: str) -> Job:
@@ -118,6 +125,11 @@ class _State:
         self.closed = False
         self.processes: set[_Process] = set()
 
+    def limit(self, job: Job) -> float:
+        """Seconds for a job: a part of them while others wait, so that a slow one goes behind these, all the second
+        time."""
+        return self.seconds if job.was_deferred or self.jobs.empty() else self.seconds * FIRST_SHARE
+
     def finish(self, job: Job, grammar: Any, error: str | None) -> None:
         with self.finished:
             job.grammar, job.error, job.done = grammar, error, True
@@ -135,7 +147,8 @@ def _serve(state: _State) -> None:
     """Compiles jobs, one at a time, until the pool is closed."""
     process: _Process | None = None
     while (job := state.jobs.get()) is not None:
-        grammar, error = None, "the compiler failed"
+        grammar, error, deferred = None, "the compiler failed", False
+        began = -math.inf
         try:
             if process is None:
                 process = _Process()
@@ -143,7 +156,8 @@ def _serve(state: _State) -> None:
                 if state.closed:
                     process.kill()
                 process.start(state.tokenizers)
-            answer = process.ask({"kind": job.language.kind, "text": job.language.text}, state.seconds)
+            began = time.monotonic()
+            answer = process.ask(job, partial(state.limit, job))
             error = answer.get("error", "")
             if not error:
                 grammar = _restored(answer["grammar"], state.tokenizers[job.language.kind])
@@ -154,8 +168,12 @@ def _serve(state: _State) -> None:
                 process = None
             error = str(failure)
             _log.info("a grammar was given up: %s", error)
+            if isinstance(failure, TimeoutError) and time.monotonic() - began < state.seconds:
+                deferred = job.was_deferred = True
+                state.jobs.put(job)
         finally:
-            state.finish(job, grammar, error or None)
+            if not deferred:
+                state.finish(job, grammar, error or None)
     if process is not None:
         process.kill()
     state.jobs.put(None)  # for the next thread
@@ -186,28 +204,35 @@ class _Process:
     def start(self, tokenizers: Tokenizers) -> None:
         """Hands over the vocabularies and waits until it is ready."""
         infos = {kind: info.serialize_json() for kind, info in tokenizers.items()}
-        self._exchange(json.dumps(infos), START_SECONDS, "the compiler did not start within {:g} s")
+        self._exchange(json.dumps(infos), lambda: START_SECONDS, "the compiler did not start within {:g} s")
 
-    def ask(self, job: dict[str, str], seconds: float) -> dict[str, str]:
+    def ask(self, job: Job, limit: Callable[[], float]) -> dict[str, str]:
         """Its answer to a job.
+
+        Args:
+            limit: seconds that it has, which may change while it works.
 
         Raises:
             TimeoutError: none within the limit.
             OSError: the process ended.
         """
-        return self._exchange(json.dumps(job), seconds, "compiling it took more than {:g} s")
+        asked = {"kind": job.language.kind, "text": job.language.text}
+        return self._exchange(json.dumps(asked), limit, "compiling it took more than {:g} s")
 
-    def _exchange(self, line: str, seconds: float, late: str) -> dict[str, str]:
+    def _exchange(self, line: str, limit: Callable[[], float], late: str) -> dict[str, str]:
         if self._child.stdin is None or self._child.stdout is None:
             raise OSError("the compiler has no pipes")
         self._child.stdin.write(line.encode() + b"\n")
         self._child.stdin.flush()
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         received = bytearray()
         while not received.endswith(b"\n"):
-            ready, _, _ = select.select([self._child.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            left = began + limit() - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(late.format(limit()))
+            ready, _, _ = select.select([self._child.stdout], [], [], min(left, POLL_SECONDS))
             if not ready:
-                raise TimeoutError(late.format(seconds))
+                continue
             some = os.read(self._child.stdout.fileno(), 1 << 20)
             if not some:
                 raise OSError("the compiler's process ended while it compiled it")

@@ -84,6 +84,18 @@ def test_a_late_grammar_is_given_up_and_the_next_one_compiled(pool: CompilerPool
     assert after.grammar is not None
 
 
+def test_a_slow_grammar_goes_behind_those_that_wait(pool: CompilerPool) -> None:
+    settle(pool, pool.submit(Language("regex", "first")))
+    (process,) = pool._state.processes
+    os.kill(process._child.pid, signal.SIGSTOP)
+    slow, quick = pool.submit(Language("regex", "slow")), pool.submit(Language("regex", "quick"))
+    settle(pool, quick)
+    assert quick.grammar is not None
+    assert slow.was_deferred
+    settle(pool, slow)
+    assert slow.grammar is not None
+
+
 def test_the_cache_keeps_what_was_used_last_within_its_bytes() -> None:
     pool = CompilerPool(TOKENIZERS, workers=1, seconds=20, cache_bytes=1)
     jobs = [Job(Language("regex", name)) for name in "abc"]
