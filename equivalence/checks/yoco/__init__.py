@@ -101,7 +101,8 @@ def _compare_modes(findings: Findings, voices: Voices, params: dict[str, Any], b
     compare(findings, compact_rows, masked_rows)
     _compare_all(findings, "mask", compact, mask)
     for number, (request, got) in enumerate(zip(params["requests"], compact, strict=True)):
-        start = max(0, len(request["prompt"]) - params["keep"])
+        whole = "prompt_logprobs" in request["params"]
+        start = 0 if whole else max(0, len(request["prompt"]) - params["keep"])
         guesses = [completion.token_ids for completion in got.outputs]
         want = batches.expected(voices.model, voices.tokenizer, request, guesses, MAX_MODEL_LEN, start)
         outputs.compare(findings, f"request {number}, reference from {start}", got, want)
@@ -128,9 +129,12 @@ def _company(rng: random.Random, model: Model, alone: bool) -> dict[str, Any]:
     """One to five requests in chunks of any size; alone: at most two of them at a time."""
     count = rng.choice((1, 2)) if alone else rng.choice((3, 4, 5))
     longest = [probes.prompt_length(rng, (model.limits[0], model.least_keep, *model.limits)) for _ in range(count)]
+    longest[0] = rng.randint(model.least_keep + 1, probes.LONGEST)
     if model.name == "released":
         longest = [min(length, 150) for length in longest]
     requests = [probes.draw_request(rng, model.vocabulary, length, rng.randint(2, 10)) for length in longest]
+    if rng.random() < 0.3:
+        requests[-1]["params"]["prompt_logprobs"] = 1
     most = rng.choice((1, 2) if alone else (3, 16))
     sizes = [size for size in circumstances.CHUNKS if size >= most and max(longest) <= 60 * size]
     size = rng.choice((*sizes, circumstances.WIDE))
