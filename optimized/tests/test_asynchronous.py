@@ -94,30 +94,30 @@ def test_asynchronous_or_not_is_the_same(
 
 def test_the_host_goes_on_while_the_device_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     llm, worker = stub_llm(monkeypatch, model_folder(tmp_path))
-    execute, schedule = worker.execute, llm._engine._scheduler.schedule
-    events: list[tuple[str, int]] = []
+    execute, scheduler = worker.execute, llm._engine._scheduler
+    planned = {step: threading.Event() for step in range(20)}
+    overtaken: list[int] = []
 
-    def slow(plan: Any, *arguments: Any) -> torch.Tensor:
-        time.sleep(0.01)
-        logits = execute(plan, *arguments)
-        events.append(("done", plan.step_id))
-        return logits
+    def waits(plan: Any, *arguments: Any) -> torch.Tensor:
+        """Decode steps 2 to 9 of the request's ten steps end only after the next one was planned."""
+        if 2 <= plan.step_id <= 9 and planned[plan.step_id + 1].wait(timeout=30):
+            overtaken.append(plan.step_id)
+        return execute(plan, *arguments)
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
             return getattr(scheduler, name)
 
         def schedule(self) -> Any:
-            plan = schedule()
+            plan = scheduler.schedule()
             if plan is not None:
-                events.append(("planned", plan.step_id))
+                planned[plan.step_id].set()
             return plan
 
-    scheduler = llm._engine._scheduler
     monkeypatch.setattr(llm._engine, "_scheduler", Watched())
-    monkeypatch.setattr(worker, "execute", slow)
+    monkeypatch.setattr(worker, "execute", waits)
     llm.generate([[5]], SamplingParams(max_tokens=10, ignore_eos=True, seq_seed=1), use_tqdm=False)
-    assert all(events.index(("planned", step + 1)) < events.index(("done", step)) for step in range(2, 9))
+    assert overtaken == list(range(2, 10))
 
 
 def test_ctrl_c_while_the_device_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
