@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_args
 
-from reference.spec.errors import ConfigError
+from reference.spec.errors import ConfigError, shown
 from reference.spec.sampling import LogprobsMode
 
 if TYPE_CHECKING:
@@ -89,26 +89,21 @@ class EngineConfig:
                 low, high = _OPTIONAL_RANGES[name]
                 _check_integer(name, getattr(self, name), low, high)
         share = self.gpu_memory_utilization
-        if (
-            isinstance(share, bool)
-            or not isinstance(share, int | float)
-            or not math.isfinite(share)
-            or not 0 < share <= 1
-        ):
-            raise ConfigError(f"gpu_memory_utilization: got {share!r}; accepted: a number above 0, at most 1")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization: got {shown(share)}; accepted: a number above 0, at most 1")
         limit = self.grammar_timeout
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
-            raise ConfigError(f"grammar_timeout: got {limit!r}; accepted: a finite number of seconds above 0")
+            raise ConfigError(f"grammar_timeout: got {shown(limit)}; accepted: a finite number of seconds above 0")
         for name in ("async_scheduling", "poison_unused"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}: got {getattr(self, name)!r}; accepted: True or False")
+                raise ConfigError(f"{name}: got {shown(getattr(self, name))}; accepted: True or False")
         if self.yoco_mode not in YOCO_MODES:
-            raise ConfigError(f"yoco_mode: got {self.yoco_mode!r}; accepted: one of {', '.join(YOCO_MODES)}")
+            raise ConfigError(f"yoco_mode: got {shown(self.yoco_mode)}; accepted: one of {', '.join(YOCO_MODES)}")
         if not isinstance(self.device, str):
-            raise ConfigError(f"device: got {self.device!r}; accepted: a string such as 'auto' or 'cpu'")
+            raise ConfigError(f"device: got {shown(self.device)}; accepted: a string such as 'auto' or 'cpu'")
         if self.logprobs_mode not in get_args(LogprobsMode):
             accepted = " or ".join(map(repr, get_args(LogprobsMode)))
-            raise ConfigError(f"logprobs_mode: got {self.logprobs_mode!r}; accepted: {accepted}")
+            raise ConfigError(f"logprobs_mode: got {shown(self.logprobs_mode)}; accepted: {accepted}")
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
             raise ConfigError(
@@ -151,7 +146,9 @@ class EngineConfig:
         if self.yoco_mode == "off":
             return
         if not model.kv_source_layer_ids:
-            raise ConfigError(f"yoco_mode: got {self.yoco_mode!r}; accepted: off, for a model without KV source layers")
+            raise ConfigError(
+                f"yoco_mode: got {shown(self.yoco_mode)}; accepted: off, for a model without KV source layers"
+            )
         window, drafts = model.sliding_window, model.dspark_block_size if model.has_draft else 0
         if self.yoco_keep_tokens < window + drafts + 1:
             raise ConfigError(
@@ -194,4 +191,4 @@ _OPTIONAL_RANGES: dict[str, tuple[int, int]] = {
 def _check_integer(name: str, value: Any, low: int, high: int) -> None:
     """Refuses anything but an integer of [low, high]; True and 1.0 are not integers here."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name}: got {value!r}; accepted: an integer from {low} to {high}")
+        raise ConfigError(f"{name}: got {shown(value)}; accepted: an integer from {low} to {high}")

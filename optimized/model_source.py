@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from optimized.environ import parse_bool
-from reference.spec.errors import CheckpointError, ConfigError
+from reference.spec.errors import CheckpointError, ConfigError, shown
 
 BUNDLED = "tiny"
 _BUNDLED_PACKAGE = "reference.tiny"
@@ -38,8 +38,14 @@ def locate(model: str | os.PathLike[str], revision: str | None = None) -> Path:
     if revision is not None and not isinstance(revision, str):
         raise ConfigError(f"revision: got {revision!r}; accepted: a branch, tag or commit, as a string")
     name = os.fspath(model)
-    folder = bundled_folder() if name == BUNDLED else Path(name).expanduser()
-    if folder.is_dir():
+    try:
+        folder = bundled_folder() if name == BUNDLED else Path(name).expanduser()
+        found = folder.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # an overlong name, a ~user who does not exist, …
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"model: {shown(name)} cannot be looked up: {error}") from error
+    if found:
         if revision is not None:
             raise ConfigError(f"revision: got {revision!r}, but {name} is a folder; accepted: None")
         if not (folder / "config.json").is_file():

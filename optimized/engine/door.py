@@ -18,7 +18,7 @@ from optimized.config import nearest
 from optimized.engine.seeds import SeedSource
 from optimized.engine.structured.language import Language, check_available
 from optimized.tokenizer import Tokenizer
-from reference.spec.errors import RequestError, UnsupportedError
+from reference.spec.errors import RequestError, UnsupportedError, shown
 from reference.spec.outputs import RequestOutput
 from reference.spec.sampling import SamplingParams, refuse_unsupported
 
@@ -201,7 +201,7 @@ def _split(prompt: Any) -> tuple[str | None, Any]:
     for key in prompt:
         if key not in PROMPT_KEYS:
             raise RequestError(
-                f"prompt: unknown key {key!r}{nearest(str(key), list(PROMPT_KEYS))}; accepted: {PROMPT_KEYS}"
+                f"prompt: unknown key {_short(key)}{nearest(_short(key), list(PROMPT_KEYS))}; accepted: {PROMPT_KEYS}"
             )
     if len(prompt) != 1:
         raise RequestError(f"prompt: got keys {sorted(prompt)}; accepted: exactly one of {PROMPT_KEYS}")
@@ -242,7 +242,6 @@ def _short(value: Any, limit: int = 80) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str | bytes | list | tuple) and len(value) > limit:
-        value = value[:limit]
-        return f"{value!r}"[:limit] + "…"
-    text = repr(value)
+        return shown(value[:limit])[:limit] + "…"
+    text = shown(value)
     return text if len(text) <= limit else text[:limit] + "…"

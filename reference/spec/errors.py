@@ -36,6 +36,6 @@ def shown(value: object, limit: int = 300) -> str:
     """`repr` for a message: cut to limit characters, and never an error of its own."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):
+    except Exception:  # noqa: BLE001 - the value's own repr may raise anything
         return f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
