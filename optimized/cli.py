@@ -82,15 +82,18 @@ def build_parser() -> argparse.ArgumentParser:
     """All subcommands and options."""
     parser = argparse.ArgumentParser(
         prog="counterpoint",
+        allow_abbrev=False,
         description="Runs DeepSeek-V4.1 models offline.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
-    ops = commands.add_parser("ops", help="print the table of operations, backends and providers")
+    ops = commands.add_parser("ops", allow_abbrev=False, help="print the table of operations, backends and providers")
     ops.add_argument("--json", action="store_true", help="as JSON")
-    environment = commands.add_parser("collect-env", help="print what a bug report should say about this machine")
+    environment = commands.add_parser(
+        "collect-env", allow_abbrev=False, help="print what a bug report should say about this machine"
+    )
     environment.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
@@ -98,6 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     generate = commands.add_parser(
         "generate",
+        allow_abbrev=False,
         help="complete prompts",
         description="Completes prompts: --prompt prints readable text, --input reads and writes jsonl.",
         epilog=_JSONL + _EXIT_CODES,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from optimized.engine.statistics import Statistics
 from optimized.engine.step_pipeline import Worker
 from optimized.tokenizer import Tokenizer
 from reference.spec.config import ModelConfig
-from reference.spec.errors import RequestError
+from reference.spec.errors import EngineError, RequestError, shown
 from reference.spec.outputs import RequestOutput
 from reference.spec.sampling import SamplingParams
 
@@ -59,6 +59,7 @@ class LLM:
         self._seeds = SeedSource(config.seed)
         self._next_request = 0
         self._lock = threading.Lock()
+        self._holder: int | None = None
 
     def generate(
         self,
@@ -83,7 +84,7 @@ class LLM:
         items = prompt_list(prompts)
         params = params_list(sampling_params, len(items))
         if not isinstance(use_tqdm, bool):
-            raise RequestError(f"use_tqdm: got {use_tqdm!r}; accepted: True or False")
+            raise RequestError(f"use_tqdm: got {shown(use_tqdm)}; accepted: True or False")
         with (
             Progress(len(items), self._engine.statistics, enabled=use_tqdm) as progress,
             closing(self.stream(zip(items, params, strict=True), progress.step)) as outputs,
@@ -95,18 +96,36 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Like generate, for any number of requests in bounded memory: lazily taken, outputs yielded in order.
 
-        Other calls wait until the iterator is exhausted or closed.
+        Calls from other threads wait until the iterator is exhausted or closed.
 
         Args:
             requests: (prompt, parameters) pairs.
             on_step: called after each step with the number of requests that it completed.
+        Raises:
+            EngineError: this thread is inside a call already, so that waiting for it would never end.
+            RequestError: an entry of `requests` is no such pair.
         """
         door = Door(self._engine.limits, self._tokenizer, self._seeds)
-        with self._lock:
-            entries = (self._admit(door, prompt, params) for prompt, params in requests)
+        with self._one_call():
+            self._engine.forget_aborts()
+            entries = (self._admit(door, *_pair(entry)) for entry in requests)
             with closing(run_in_order(self._engine, entries, self.config.max_num_seqs, on_step)) as outputs:
                 yield from outputs
-            self._engine.forget_aborts()
+
+    @contextmanager
+    def _one_call(self) -> Iterator[None]:
+        """Holds the engine; calls of other threads wait."""
+        if self._holder == threading.get_ident():
+            raise EngineError(
+                "this thread is inside a call of the same LLM: exhaust or close the iterator of `stream` first, and "
+                "call neither generate nor stream from on_step or from the requests' iterator"
+            )
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def _admit(self, door: Door, prompt: Any, params: SamplingParams) -> Request | Refusal:
         request_id = str(self._next_request)
@@ -125,7 +144,9 @@ class LLM:
             RequestError: not the number of a request.
         """
         if not isinstance(request_id, str) or not request_id.isascii() or not request_id.isdigit():
-            raise RequestError(f'request_id: got {request_id!r}; accepted: the number of a request as a string, "17"')
+            raise RequestError(
+                f'request_id: got {shown(request_id)}; accepted: the number of a request as a string, "17"'
+            )
         self._engine.abort(request_id)
 
     def skip_seeds(self, count: int) -> None:
@@ -141,6 +162,13 @@ class LLM:
     def statistics(self) -> Statistics:
         """What the engine has done since it was made."""
         return self._engine.statistics
+
+
+def _pair(entry: object) -> tuple[Any, SamplingParams]:
+    """A prompt and its parameters."""
+    if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[1], SamplingParams):
+        raise RequestError(f"requests: got {shown(entry)}; accepted: (prompt, SamplingParams) pairs")
+    return entry
 
 
 def _load_worker(folder: Path, config: EngineConfig) -> Worker:
