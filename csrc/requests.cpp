@@ -11,6 +11,15 @@ namespace {
 
 std::string named(const char* name, std::int64_t value) { return std::string(name) + "=" + std::to_string(value) + ": "; }
 
+void require_lengths(std::int64_t prompt_length, std::int64_t max_tokens) {
+    if (prompt_length < 1) {
+        throw std::invalid_argument(named("prompt_len", prompt_length) + "must be at least 1");
+    }
+    if (max_tokens < 1) {
+        throw std::invalid_argument(named("max_tokens", max_tokens) + "must be at least 1");
+    }
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, Reduction reduce)
@@ -18,21 +27,17 @@ Scheduler::Scheduler(const SchedulerOptions& options, Reduction reduce)
       by_slot_(static_cast<std::size_t>(options.num_slots), nullptr) {}
 
 std::int64_t Scheduler::sequence_limit(std::int64_t prompt_length, std::int64_t max_tokens) const {
-    const std::int64_t room = std::max<std::int64_t>(options_.max_model_len - prompt_length, 0);
-    return prompt_length + std::min(max_tokens, room);
+    const std::int64_t prompt = std::min<std::int64_t>(prompt_length, options_.max_model_len);
+    return prompt + std::min<std::int64_t>(max_tokens, options_.max_model_len - prompt);
 }
 
 std::int64_t Scheduler::lifetime_pages(std::int64_t prompt_length, std::int64_t max_tokens) const {
+    require_lengths(prompt_length, max_tokens);
     return pages_.pages_for(sequence_limit(prompt_length, max_tokens) + options_.nextn + 1);
 }
 
 std::string Scheduler::explain_never(std::int64_t prompt_length, std::int64_t max_tokens) const {
-    if (prompt_length < 1) {
-        throw std::invalid_argument(named("prompt_len", prompt_length) + "must be at least 1");
-    }
-    if (max_tokens < 1) {
-        throw std::invalid_argument(named("max_tokens", max_tokens) + "must be at least 1");
-    }
+    require_lengths(prompt_length, max_tokens);
     if (prompt_length >= options_.max_model_len) {
         return "the prompt has " + std::to_string(prompt_length) + " tokens; at most " +
                std::to_string(options_.max_model_len - 1) + " are accepted (max_model_len " +

@@ -446,3 +446,18 @@ def test_calls_from_several_threads_are_served_one_at_a_time(rng: np.random.Gene
     for thread in threads:
         thread.join()
     expect_lone_runs(world, 3)
+
+
+@pytest.mark.parametrize("prompt_len", [1, 7, 99, 100, 101, 2**31, 2**63 - 1])
+@pytest.mark.parametrize("max_tokens", [1, 50, 2**31, 2**63 - 1])
+def test_pages_of_a_lifetime_end_at_the_longest_sequence(prompt_len: int, max_tokens: int) -> None:
+    core = Scheduler(1000, 8, 5, 4, 64, max_model_len=100, nextn=3)
+    assert core.lifetime_pages(prompt_len, max_tokens) == -(-(min(prompt_len + max_tokens, 100) + 3 + 1) // 8)
+
+
+@pytest.mark.parametrize(("prompt_len", "max_tokens"), [(0, 1), (1, 0), (-5, -5), (-(2**63), 1), (1, -(2**63))])
+@pytest.mark.parametrize("method", ["lifetime_pages", "explain_never"])
+def test_lengths_below_one_are_refused(method: str, prompt_len: int, max_tokens: int) -> None:
+    core = Scheduler(1000, 8, 5, 4, 64, max_model_len=100)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        getattr(core, method)(prompt_len, max_tokens)
