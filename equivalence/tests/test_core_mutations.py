@@ -37,7 +37,7 @@ def test_a_fault_is_caught_and_a_harmless_change_is_not(tree: native.Tree, monke
     assert "num_free_slots" in caught.detail
     monkeypatch.setattr(native, "SECONDS", 2)
     harmless = Mutation("harmless", fault.path, fault.old, fault.old + " ", "none")
-    assert tree.plant(harmless) == native.Verdict(False, "")
+    assert tree.plant(harmless) == Verdict(False, "")
 
 
 @pytest.mark.slow

@@ -82,7 +82,13 @@ def test_requests_that_no_step_has_seen_yet_are_aborted_too(llm: LLM) -> None:
 def test_every_sample_of_a_request_ends_with_it(llm: LLM) -> None:
     params = SamplingParams(n=3, max_tokens=20, ignore_eos=True, seq_seed=5)
     steps: list[int] = []
-    outputs = list(llm.stream([([7], params)], lambda _: steps.append(0) or (len(steps) == 5 and llm.abort("0"))))
+
+    def abort_in_the_fifth_step(completed: int) -> None:
+        steps.append(completed)
+        if len(steps) == 5:
+            llm.abort("0")
+
+    outputs = list(llm.stream([([7], params)], abort_in_the_fifth_step))
     assert [one.finish_reason for one in outputs[0].outputs] == ["abort"] * 3
 
 
