@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.backend, arguments.cases, arguments.seed, tuple(arguments.only or ()), arguments.fail_fast
     )
     checks = registry.find(arguments.checks, options.backend)
+    if arguments.report:
+        _check_writable(arguments.report)
     results = [run_check(check, options, _show_case) for check in checks]
     if arguments.report:
         from equivalence import report
@@ -73,6 +75,17 @@ def mutations(arguments: argparse.Namespace) -> int:
         caught, total = caught + outcome[0], total + outcome[1]
     _say(f"caught {caught} of {total}")
     return 0 if total > 0 and caught == total else 1
+
+
+def _check_writable(path: Path) -> None:
+    """Raises UsageError where a report could not be written, before anything has run."""
+    if path.is_dir():
+        raise UsageError(f"--report {path}: is a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise UsageError(f"--report {path}: {error.strerror}") from error
 
 
 def _show_case(result: CaseResult) -> None:

@@ -111,13 +111,16 @@ def _judge_rms(got: Tensor, want: Tensor, finite: Tensor, row: Tolerance) -> Mea
 
 
 def relative_rms(squares: tuple[float, float]) -> float:
-    """Root of the ratio of two sums of squares; infinite for anything over nothing, 0 for nothing."""
+    """Root of the ratio of two sums of squares; infinite for anything over nothing or overflown, 0 for nothing."""
     if squares[0] == 0:
         return 0.0
+    if not all(map(math.isfinite, squares)):
+        return math.inf
     return math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
 
 
 def _rms(values: Tensor) -> Tensor:
     if values.numel() == 0:
         return torch.tensor(torch.finfo(torch.float64).tiny, dtype=torch.float64)  # []
-    return values.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)  # []
+    largest = values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)  # []
+    return largest * (values / largest).square().mean().sqrt()  # [], no square overflows

@@ -123,7 +123,7 @@ class Findings:
                 detail = f"only {tally.share:.6f} of {tally.elements} elements within {row.value:g} {row.measure}"
                 text = f"{name}: {detail}, {row.share:g} asked; first {tally.first}"
                 self.differ(sub_step, "values", text, explainable=tally.share >= FEW_OUT)
-            if row.measure is Measure.RELATIVE_RMS and row.value < tally.worst < float("inf"):
+            if row.measure is Measure.RELATIVE_RMS and not tally.worst <= row.value:
                 detail = f"{row.measure} {tally.worst:.6g} over {tally.elements} elements, allowed {row.value:g}"
                 self.differ(sub_step, "values", f"{name}: {detail}; first {tally.first}")
         return self

@@ -106,5 +106,7 @@ def run_case(module: CheckModule, case: Case, options: Options) -> CaseResult:
         logger.debug("case %s raised", case.name, exc_info=True)
         findings = Findings()
         findings.differ(case.name, "raised", f"{type(error).__name__}: {error}")
+    if not findings.comparisons and not findings.differences:
+        findings.differ(case.name, "pack", "nothing was compared")
     known_bad = ledger.settle(case, findings)
     return CaseResult(case, findings, time.perf_counter() - begin, known_bad=known_bad)

@@ -43,7 +43,7 @@ def read(path: Path) -> tuple[Case, Options]:
     """Read a replay. Raises SetupError naming the file and what is wrong with it."""
     try:
         record = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SetupError(f"replay {path}: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise SetupError(f"replay {path}: not a replay of format {FORMAT}")

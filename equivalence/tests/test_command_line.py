@@ -29,11 +29,12 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
     def run(case: Case, options: Options) -> Findings:
         findings = Findings()
+        findings.comparisons += case.params["number"] != module.empty
         if case.params["number"] == module.bad:
             findings.differ("thing", "values", "first [0]: got 1, want 2")
         return findings
 
-    module.bad = -1  # type: ignore[attr-defined]
+    module.bad = module.empty = -1  # type: ignore[attr-defined]
     module.cases, module.run = cases, run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(registry.CHECKS, "fake", Check("fake", "a check for tests", module.__name__))
@@ -49,6 +50,21 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 def test_agreement_ends_with_status_zero(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "fake"]) == 0
     assert last_line(capsys) == "fake: 3 cases, 0 differences"
+
+
+def test_a_case_that_compares_nothing_is_a_difference(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.empty = 1  # type: ignore[attr-defined]
+    assert cli.main(["run", "fake"]) == 1
+    assert last_line(capsys) == "fake: 3 cases, 1 differences"
+
+
+@pytest.mark.parametrize("path", ["/proc/x/report.json", "."])
+def test_a_report_that_cannot_be_written_stops_before_the_run(
+    fake: ModuleType, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    assert cli.main(["run", "fake", "--report", path]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and path in printed.err
 
 
 def test_a_difference_ends_with_status_one(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +137,9 @@ def test_a_replay_runs_the_case_that_differed(
     assert last_line(capsys) == "fake: 1 cases, 1 differences"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "check": "fake"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, "9" * 10_000, '{"format": 2}', '{"format": 1, "check": "fake"}']
+)
 def test_a_bad_replay_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)

@@ -81,6 +81,17 @@ def test_a_share_is_pooled_over_all_tensors_of_a_sub_step() -> None:
     assert [difference.item for difference in alone.close().differences] == ["step"]
 
 
+@pytest.mark.parametrize("size", [1e150, 1e200, 1e300])
+@pytest.mark.parametrize("name", sorted(name for name, row in TABLE.items() if row.measure is not Measure.BITS))
+def test_no_row_accepts_zeros_for_values_whose_squares_overflow(name: str, size: float) -> None:
+    findings = Findings()
+    for item in "abc":
+        findings.values(
+            "step", item, torch.zeros(8, dtype=torch.float64), torch.full((8,), size, dtype=torch.float64), name
+        )
+    assert findings.close().differences
+
+
 def test_every_row_of_the_table_has_a_reason() -> None:
     assert all(row.reason and row.name == name for name, row in TABLE.items())
 
