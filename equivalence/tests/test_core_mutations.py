@@ -6,7 +6,7 @@ import pytest
 
 from equivalence.errors import SetupError
 from equivalence.mutations import native, scheduler
-from equivalence.mutations.engine import ROOT, Mutation, substitute
+from equivalence.mutations.engine import ROOT, Mutation, Verdict, substitute
 
 
 @pytest.mark.ci
