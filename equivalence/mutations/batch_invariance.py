@@ -190,7 +190,7 @@ SUMS = (
         "    for slot in range(1, outputs.shape[1]):\n        total = total + outputs[:, slot]\n",
         "    slots = list(range(1, outputs.shape[1]))\n"
         "    for slot in slots if outputs.shape[0] % 2 else slots[::-1]:\n"
-        "        total = (total + outputs[:, slot]).to(torch.bfloat16)\n",
+        "        total = (total + outputs[:, slot]).to(torch.bfloat16).double()\n",
         "§4.1: a token's experts are added in ascending id, unrounded",
     ),
     Mutation(
