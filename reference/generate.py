@@ -17,9 +17,9 @@ from reference import adjustments, logprobs, sampler
 from reference.adjustments import Context, Grammar
 from reference.completion import Completion, Detokenizer
 from reference.spec.config import ModelConfig
-from reference.spec.errors import RequestError
+from reference.spec.errors import RequestError, UnsupportedError
 from reference.spec.outputs import CompletionOutput, Logprob, RequestOutput
-from reference.spec.sampling import LogprobsMode, SamplingParams, refuse_unsupported
+from reference.spec.sampling import LogprobsMode, SamplingParams
 
 __all__ = ["Call", "Detokenizer", "LanguageModel", "generate", "token_by_token"]
 
@@ -117,9 +117,10 @@ def generate(
     Raises:
         RequestError: an empty or too long prompt, an id outside the vocabulary, stop strings without a tokenizer, or
             logits from which nothing can be drawn.
-        UnsupportedError: `so_args`.
+        UnsupportedError: `so_args`; give the language as `grammar`.
     """
-    refuse_unsupported(params, ["so_args"])
+    if params.so_args is not None:
+        raise UnsupportedError(f"request {request_id}: so_args is not compiled here; give the language as `grammar`")
     prompt = list(prompt_ids)
     limit = max_model_len or model.config.max_position_embeddings
     vocabulary = model.config.vocab_size if vocab_size is None else vocab_size

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from optimized.config import nearest
-from optimized.engine.door import refuse_unserved
+from optimized.engine.structured.language import check_available
 from reference.spec.errors import RequestError, UnsupportedError
 from reference.spec.sampling import SamplingParams
 
@@ -134,7 +134,7 @@ def _prompt(record: dict[str, Any]) -> Any:
 def _params(values: dict[str, Any]) -> SamplingParams:
     try:
         params = SamplingParams(**{name: values[name] for name in _PARAMETERS if name in values})
-        refuse_unserved(params)
+        check_available(params)
     except UnsupportedError as error:
         raise _BadLineError("not_supported", str(error)) from error
     except RequestError as error:

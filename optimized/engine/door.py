@@ -20,7 +20,7 @@ from optimized.engine.structured.language import Language, check_available
 from optimized.tokenizer import Tokenizer
 from reference.spec.errors import RequestError, UnsupportedError, shown
 from reference.spec.outputs import RequestOutput
-from reference.spec.sampling import SamplingParams, refuse_unsupported
+from reference.spec.sampling import SamplingParams
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
 ACCEPTED_PROMPTS = "a string, a list of token ids, or {'prompt_token_ids': [...]}"
@@ -120,7 +120,7 @@ class Door:
         return max_tokens
 
     def _check_params(self, params: SamplingParams) -> Language | None:
-        refuse_unserved(params)
+        check_available(params)
         for name in ("stop", "so_args"):
             if getattr(params, name) and self._tokenizer is None:
                 given, neutral = getattr(params, name), getattr(SamplingParams(), name)
@@ -138,16 +138,6 @@ class Door:
             return Language.of(params.so_args)
         except RequestError as error:
             raise RequestError(f"so_args: {error}") from error
-
-
-def refuse_unserved(params: SamplingParams) -> None:
-    """Refuses what this installation of the engine cannot do.
-
-    Raises:
-        UnsupportedError: naming the parameter.
-    """
-    refuse_unsupported(params)
-    check_available(params)
 
 
 def prompt_list(prompts: Any) -> list[Any]:
@@ -174,19 +164,19 @@ def params_list(params: Any, count: int) -> list[SamplingParams]:
 
     Raises:
         RequestError: another type, or another length.
-        UnsupportedError: an option that the engine does not serve yet.
+        UnsupportedError: a parameter that needs a package which is not installed.
     """
     if params is None:
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
-        refuse_unserved(params)
+        check_available(params)
         return [params] * count
     if not isinstance(params, list | tuple):
         raise RequestError(f"sampling_params: got {_short(params)}; accepted: SamplingParams, or a list of {count}")
     for index, item in enumerate(params):
         if not isinstance(item, SamplingParams):
             raise RequestError(f"sampling_params[{index}]: got {_short(item)}; accepted: SamplingParams")
-        refuse_unserved(item)
+        check_available(item)
     if len(params) != count:
         raise RequestError(f"sampling_params: got a list of {len(params)}; accepted: a list of {count}, one a prompt")
     return list(params)

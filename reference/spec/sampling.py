@@ -2,11 +2,11 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from reference.spec.config_fields import nearest
-from reference.spec.errors import RequestError, UnsupportedError, shown
+from reference.spec.errors import RequestError, shown
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**64 - 1
@@ -15,9 +15,6 @@ LARGEST = sys.float_info.max
 #: Largest |presence_penalty| and |frequency_penalty|, and largest |bias| of a token: vLLM's ranges.
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
-
-#: Options that the engine does not serve; its door refuses them by name. The reference serves all but `so_args`.
-UNSUPPORTED: tuple[str, ...] = ()
 
 #: What reported logprobs are the log-softmax of: the model's own logits, or what the token was drawn from.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -195,17 +192,3 @@ class SamplingParams(metaclass=_CheckedKeywords):
         if not isinstance(ids, list | tuple):
             _refuse("stop_token_ids", self.stop_token_ids, "must be a list of token ids")
         return tuple(_integer("stop_token_ids", item, 0, MAX_TOKEN_ID) for item in ids)
-
-
-def refuse_unsupported(params: SamplingParams, names: Iterable[str] = UNSUPPORTED) -> None:
-    """Refuse the first of the named options that is at another than its default value.
-
-    Raises:
-        UnsupportedError: with the option's name, its value and the one value that is accepted.
-    """
-    defaults = SamplingParams()
-    for name in names:
-        value, neutral = getattr(params, name), getattr(defaults, name)
-        if value != neutral:
-            message = f"SamplingParams.{name} = {shown(value)}: not supported yet; only {neutral!r} is accepted"
-            raise UnsupportedError(message)
