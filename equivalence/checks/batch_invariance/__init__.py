@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,10 +22,9 @@ from equivalence.findings import Findings
 from equivalence.generators import checkpoints, circumstances, probes
 from equivalence.generators.batches import Request
 from equivalence.generators.checkpoints import Voices
+from equivalence.shrinking import differs
 from optimized import LLM, SamplingParams
 from reference.spec import RequestOutput
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_CASES = 48
 
@@ -57,7 +55,8 @@ def one_case(seed: int, number: int) -> Case:
     length = probes.prompt_length(rng, model.limits)
     if model.name == "released":
         length = 530 if kind == "chunked" and group % 480 == 6 else min(length, 140)  # a forward pass takes a minute
-    probe = probes.draw_request(rng, model.vocabulary, length, rng.randint(3, 10))
+    tokens = rng.randint(3, 10)
+    probe = probes.draw_request(rng, model.vocabulary, length, 3 if model.name == "released" else tokens)
     rng = random.Random(derived_seed("circumstance", seed, number))
     around = circumstances.draw(kind, rng, model, probe)
     if length > MAX_MODEL_LEN - 16:
@@ -100,17 +99,9 @@ def shrink(case: Case, options: Options) -> Case:
     for name in ("earlier", "before", "after"):
         for place in reversed(range(len(params[name]))):
             fewer = {**params, name: params[name][:place] + params[name][place + 1 :]}
-            if _differs(Case(case.check, case.name, fewer), options):
+            if differs(run, Case(case.check, case.name, fewer), options):
                 params = fewer
     return Case(case.check, case.name, params)
-
-
-def _differs(case: Case, options: Options) -> bool:
-    try:
-        return bool(run(case, options).differences)
-    except Exception:  # whatever made the whole case fail may make the smaller one fail
-        logger.debug("smaller case of %s raised", case.name, exc_info=True)
-        return True
 
 
 @functools.lru_cache(maxsize=2)

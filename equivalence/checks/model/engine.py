@@ -6,7 +6,6 @@ cases are drawn. Knows the engine's options; the batches come from `equivalence.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -15,9 +14,8 @@ from equivalence.cases import Case, Options, derived_seed
 from equivalence.findings import Findings
 from equivalence.generators import batches, checkpoints
 from equivalence.generators.configs import random_config
+from equivalence.shrinking import differs
 from optimized import LLM, SamplingParams
-
-logger = logging.getLogger(__name__)
 
 MAX_MODEL_LEN = 256
 
@@ -87,14 +85,6 @@ def shrink(case: Case, options: Options) -> Case:
     middle = len(requests) // 2
     for fewer in (*([request] for request in requests[:4]), requests[:middle], requests[middle:]):
         smaller = Case(case.check, case.name, {**params, "requests": cast("Any", fewer)})
-        if 0 < len(fewer) < len(requests) and _differs(smaller, options):
+        if 0 < len(fewer) < len(requests) and differs(run, smaller, options):
             return smaller
     return case
-
-
-def _differs(case: Case, options: Options) -> bool:
-    try:
-        return bool(run(case, options).differences)
-    except Exception:  # whatever made the whole case fail may make the smaller one fail
-        logger.debug("smaller case of %s raised", case.name, exc_info=True)
-        return True

@@ -7,7 +7,6 @@ smaller keep costs: KL divergence and top-1 agreement, printed). Knows how cases
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Iterator
 from typing import Any, cast
@@ -22,10 +21,9 @@ from equivalence.generators import batches, checkpoints, circumstances, probes
 from equivalence.generators.batches import Request
 from equivalence.generators.checkpoints import Voices
 from equivalence.generators.probes import Model
+from equivalence.shrinking import differs
 from optimized import LLM, SamplingParams
 from reference.spec import RequestOutput
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_CASES = 24
 
@@ -82,17 +80,9 @@ def shrink(case: Case, options: Options) -> Case:
     requests = params.get("requests", [])
     for place in reversed(range(len(requests))):
         fewer = {**params, "requests": params["requests"][:place] + params["requests"][place + 1 :]}
-        if fewer["requests"] and _differs(Case(case.check, case.name, fewer), options):
+        if fewer["requests"] and differs(run, Case(case.check, case.name, fewer), options):
             params = fewer
     return Case(case.check, case.name, params)
-
-
-def _differs(case: Case, options: Options) -> bool:
-    try:
-        return bool(run(case, options).differences)
-    except Exception:  # whatever made the whole case fail may make the smaller one fail
-        logger.debug("smaller case of %s raised", case.name, exc_info=True)
-        return True
 
 
 def _compare_modes(findings: Findings, voices: Voices, params: dict[str, Any], backend: str) -> None:
