@@ -21,7 +21,6 @@ _CACHES = "optimized/model/caches.py"
 _TRANSFORMER = "optimized/model/transformer.py"
 _INPUTS = "optimized/worker/input_batch.py"
 _SAMPLER = "optimized/engine/token_sampler.py"
-_PIPELINE = "optimized/engine/step_pipeline.py"
 _PORTABLE = "optimized/ops/portable/"
 
 STATE = (
