@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Protocol, cast
 from equivalence.cases import Case, Options
 from equivalence.errors import UsageError
 from equivalence.findings import Findings
+from reference.spec.errors import nearest
 
 
 class CheckModule(Protocol):
@@ -69,9 +69,7 @@ def find(names: Iterable[str], backend: str = "cpu") -> list[Check]:
     found = []
     for name in names:
         if name not in CHECKS:
-            near = difflib.get_close_matches(name, CHECKS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"unknown check {name!r}{hint} (there are: {', '.join(CHECKS)})")
+            raise UsageError(f"unknown check {name!r}{nearest(name, CHECKS)} (there are: {', '.join(CHECKS)})")
         if backend not in CHECKS[name].backends:
             can = ", ".join(CHECKS[name].backends)
             raise UsageError(f"check {name!r} cannot run on backend {backend!r} (it can on: {can})")

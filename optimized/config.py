@@ -7,13 +7,12 @@ variables (environ.py) or about weights.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_args
 
-from reference.spec.errors import ConfigError, shown
+from reference.spec.errors import ConfigError, nearest, shown
 from reference.spec.sampling import LogprobsMode
 
 if TYPE_CHECKING:
@@ -164,12 +163,6 @@ class EngineConfig:
 def option_names() -> list[str]:
     """The names of all engine options, in order of declaration."""
     return [field.name for field in fields(EngineConfig)]
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """The end of a sentence that names the known word nearest to `name`; empty if none is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 _INTEGER_RANGES: tuple[tuple[str, int, int], ...] = (

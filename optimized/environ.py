@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimized.config import YOCO_MODES, nearest
-from reference.spec.errors import ConfigError
+from optimized.config import YOCO_MODES
+from reference.spec.errors import ConfigError, nearest
 
 PREFIX = "DEEPINFER_"
 TRUE_WORDS = ("1", "true", "yes", "on")

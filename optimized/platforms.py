@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from optimized.config import nearest
-from reference.spec.errors import ConfigError, UnsupportedError
+from reference.spec.errors import ConfigError, UnsupportedError, nearest
 
 AUTO = "auto"
 SUPPORTED = ("cpu",)

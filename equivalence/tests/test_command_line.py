@@ -96,7 +96,7 @@ def test_fail_fast_stops(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -
 
 def test_an_unknown_check_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "modle"]) == 2
-    assert "did you mean 'model'" in capsys.readouterr().err
+    assert "nearest is 'model'" in capsys.readouterr().err
 
 
 def test_a_backend_that_a_check_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:

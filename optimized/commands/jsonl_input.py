@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
-from optimized.config import nearest
 from optimized.engine.structured.language import check_available
-from reference.spec.errors import RequestError, UnsupportedError
+from reference.spec.errors import RequestError, UnsupportedError, nearest, shown
 from reference.spec.sampling import SamplingParams
 
 #: What may be wrong with a line; "request" is for what only the engine can tell (an id outside the vocabulary, …).
@@ -115,7 +114,7 @@ def _custom_id(record: dict[str, Any]) -> str | int | None:
         return value
     if isinstance(value, str) and value.isprintable():
         return value
-    raise _BadLineError("bad_value", f"custom_id: got {_short(value)}; accepted: printable text, or an integer")
+    raise _BadLineError("bad_value", f"custom_id: got {shown(value, 80)}; accepted: printable text, or an integer")
 
 
 def _prompt(record: dict[str, Any]) -> Any:
@@ -127,7 +126,7 @@ def _prompt(record: dict[str, Any]) -> Any:
     if given == ["prompt_token_ids"]:
         return {"prompt_token_ids": record["prompt_token_ids"]}
     if not isinstance(record["prompt"], str):
-        raise _BadLineError("bad_value", f"prompt: got {_short(record['prompt'])}; accepted: text")
+        raise _BadLineError("bad_value", f"prompt: got {shown(record['prompt'], 80)}; accepted: text")
     return record["prompt"]
 
 
@@ -140,8 +139,3 @@ def _params(values: dict[str, Any]) -> SamplingParams:
     except RequestError as error:
         raise _BadLineError("bad_value", str(error)) from error
     return params
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from optimized.config import nearest
 from optimized.engine.seeds import SeedSource
 from optimized.engine.structured.language import Language, check_available
 from optimized.tokenizer import Tokenizer
-from reference.spec.errors import RequestError, UnsupportedError, shown
+from reference.spec.errors import RequestError, UnsupportedError, nearest, shown
 from reference.spec.outputs import RequestOutput
 from reference.spec.sampling import SamplingParams
 

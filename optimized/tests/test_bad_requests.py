@@ -44,7 +44,7 @@ BAD: list[tuple[Any, str]] = [
     ({"prompt_token_ids": None}, "prompt: got None; accepted: a string, a list of token ids"),
     ({"prompt": 5}, "prompt: got 5; accepted: a string"),
     ({"prompt": "a", "prompt_token_ids": [5]}, "accepted: exactly one of"),
-    ({"prompt_token_id": [5]}, "unknown key 'prompt_token_id' (did you mean 'prompt_token_ids'?)"),
+    ({"prompt_token_id": [5]}, "unknown key 'prompt_token_id'; nearest is 'prompt_token_ids'"),
 ]
 
 

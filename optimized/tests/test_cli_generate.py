@@ -39,7 +39,7 @@ BAD: list[tuple[bytes, str, str]] = [
     (b'{"prompt": "\xed\xa0\x80"}', "not_utf8", "no UTF-8"),
     (b'{"prompt": "' + b"x" * 30000 + b'"}', "too_long", "longer than 20000 bytes"),
     (b"\x00" * 30000, "too_long", "longer than 20000 bytes"),
-    (b'{"prompt": "a", "max_token": 5}', "unknown_key", "'max_token' (did you mean 'max_tokens'?)"),
+    (b'{"prompt": "a", "max_token": 5}', "unknown_key", "'max_token'; nearest is 'max_tokens'"),
     (b"{}", "bad_value", "got no prompt"),
     (b'{"prompt": "a", "prompt_token_ids": [5]}', "bad_value", "got prompt and prompt_token_ids"),
     (b'{"prompt": 5}', "bad_value", "prompt: got 5; accepted: text"),

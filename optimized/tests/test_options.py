@@ -91,7 +91,7 @@ def test_devices_that_do_not_run_yet_are_told_from_words_that_are_none() -> None
     assert resolve("auto") == resolve("cpu") == "cpu"
     with pytest.raises(UnsupportedError, match="'cuda:1' is not supported yet; accepted: auto, cpu"):
         resolve("cuda:1")
-    with pytest.raises(ConfigError, match=r"'cpuu' .did you mean 'cpu'"):
+    with pytest.raises(ConfigError, match=r"'cpuu'; nearest is 'cpu'"):
         resolve("cpuu")
 
 
@@ -143,9 +143,7 @@ def test_token_ranges_are_read_as_published() -> None:
 
 def test_an_unknown_variable_is_reported_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
     assert environ.overrides({"DEEPINFER_USE_NEXTN": "5"}) == {}
-    assert (
-        "unknown environment variable DEEPINFER_USE_NEXTN (did you mean 'DEEPINFER_USE_NEXTN_DECODE'?)" in caplog.text
-    )
+    assert "unknown environment variable DEEPINFER_USE_NEXTN; nearest is 'DEEPINFER_USE_NEXTN_DECODE'" in caplog.text
 
 
 def test_a_known_variable_without_effect_is_reported_unless_it_asks_for_nothing(

@@ -3,13 +3,12 @@
 It reads and types single values; the laws between fields live in `config_laws`.
 """
 
-import difflib
 import logging
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from reference.spec.errors import ConfigError, shown
+from reference.spec.errors import ConfigError, nearest, shown
 
 MAX_INT = 2**31 - 1
 logger = logging.getLogger(__name__)
@@ -151,12 +150,6 @@ def typed(where: str, kind: str, value: Any) -> Any:
         return tuple(value)
     wanted = {"ints": "a list of ints", "layer": "an int, or -1 or null for none", "float": "a finite number"}
     raise ConfigError(f"config field {where} = {shown(value)}: must be {wanted.get(kind, kind)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; nearest is 'x'` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; nearest is {close[0]!r}" if close else ""
 
 
 def read_fields(fields: Iterable[Field], source: Mapping[str, Any], where: str, flat: bool) -> dict[str, Any]:

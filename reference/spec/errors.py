@@ -3,6 +3,9 @@
 A message names the argument, the value it got and what would be accepted.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class CounterpointError(Exception):
     """Root of every error that this project raises on purpose."""
@@ -39,3 +42,9 @@ def shown(value: object, limit: int = 300) -> str:
     except Exception:  # noqa: BLE001 - the value's own repr may raise anything
         return f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; nearest is 'x'` for the closest known name, for a message; empty if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; nearest is {close[0]!r}" if close else ""

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from reference.spec.config_fields import nearest
-from reference.spec.errors import RequestError, shown
+from reference.spec.errors import RequestError, nearest, shown
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**64 - 1

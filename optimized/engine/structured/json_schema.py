@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from optimized.config import nearest
 from optimized.engine.structured.patterns import checked_pattern
-from reference.spec.errors import RequestError
+from reference.spec.errors import RequestError, nearest, shown
 
 MAX_DEPTH = 32
 MAX_NODES = 4096
@@ -141,12 +140,12 @@ def check_schema(schema: Any) -> None:
         if isinstance(node, bool):
             continue
         if not isinstance(node, dict):
-            raise RequestError(f"{path}: got {_short(node)}; accepted: a JSON schema, that is an object or a boolean")
+            raise RequestError(f"{path}: got {shown(node)}; accepted: a JSON schema, that is an object or a boolean")
         _check_keywords(node, path)
         pending.extend((child, f"{path}/{name}", depth + 1) for name, child in _children(node, path))
     for path, target in places.items():
         if target and target not in places:
-            raise RequestError(f"{path}/$ref: got {_short(target)}; accepted: the place of a subschema of this schema")
+            raise RequestError(f"{path}/$ref: got {shown(target)}; accepted: the place of a subschema of this schema")
 
 
 def _check_keywords(node: dict[str, Any], path: str) -> None:
@@ -170,7 +169,7 @@ def _check_keywords(node: dict[str, Any], path: str) -> None:
     listed = types if isinstance(types, list) else [] if types is None else [types]
     for one in listed:
         if not isinstance(one, str) or one not in OF_TYPE:
-            raise RequestError(f"{path}/type: got {_short(one)}; accepted: {', '.join(OF_TYPE)}")
+            raise RequestError(f"{path}/type: got {shown(one)}; accepted: {', '.join(OF_TYPE)}")
     enforced = frozenset().union(*(OF_TYPE[one] for one in listed)) | {"type"}
     known = sorted(frozenset().union(*OF_TYPE.values(), _CHOICES))
     for name in assertions:
@@ -195,12 +194,12 @@ def _check_values(node: dict[str, Any], chosen: str, path: str) -> None:
     types = node["type"] if isinstance(node["type"], list) else [node["type"]]
     for value in values if isinstance(values, list) else []:
         if not set(_TYPE_OF_VALUE[type(value)]) & {one for one in types if isinstance(one, str)}:
-            _refuse(path, "type", f"is not enforced beside {chosen!r}, whose value {_short(value)} has another type")
+            _refuse(path, "type", f"is not enforced beside {chosen!r}, whose value {shown(value)} has another type")
 
 
 def _check_string(node: dict[str, Any], path: str) -> None:
     if "format" in node and node["format"] not in FORMATS:
-        raise RequestError(f"{path}/format: got {_short(node['format'])}; enforced: {', '.join(sorted(FORMATS))}")
+        raise RequestError(f"{path}/format: got {shown(node['format'])}; enforced: {', '.join(sorted(FORMATS))}")
     if "pattern" in node:
         _check_pattern(node["pattern"], f"{path}/pattern")
 
@@ -208,11 +207,11 @@ def _check_string(node: dict[str, Any], path: str) -> None:
 def _check_object(node: dict[str, Any], path: str) -> None:
     for name in ("properties", "patternProperties"):
         if not isinstance(node.get(name, {}), dict):
-            raise RequestError(f"{path}/{name}: got {_short(node[name])}; accepted: an object")
+            raise RequestError(f"{path}/{name}: got {shown(node[name])}; accepted: an object")
     declared = node.get("properties", {})
     required = node.get("required", [])
     if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
-        raise RequestError(f"{path}/required: got {_short(required)}; accepted: a list of strings")
+        raise RequestError(f"{path}/required: got {shown(required)}; accepted: a list of strings")
     for one in required:
         if one not in declared:
             _refuse(path, "required", f"is enforced for declared properties only, and {one!r} is none")
@@ -230,7 +229,7 @@ def _check_object(node: dict[str, Any], path: str) -> None:
 
 def _check_pattern(pattern: Any, path: str) -> None:
     if not isinstance(pattern, str):
-        raise RequestError(f"{path}: got {_short(pattern)}; accepted: a string")
+        raise RequestError(f"{path}: got {shown(pattern)}; accepted: a string")
     try:
         checked_pattern(pattern, in_json=True)
     except RequestError as error:
@@ -243,12 +242,12 @@ def _children(node: dict[str, Any], path: str) -> list[tuple[str, Any]]:
     for name in ("properties", "patternProperties", "$defs", "definitions"):
         within = node.get(name, {})
         if not isinstance(within, Mapping):
-            raise RequestError(f"{path}/{name}: got {_short(within)}; accepted: an object")
+            raise RequestError(f"{path}/{name}: got {shown(within)}; accepted: an object")
         found.extend((f"{name}/{key}", child) for key, child in within.items())
     for name in ("prefixItems", "anyOf", "oneOf", "allOf"):
         within = node.get(name, [])
         if not isinstance(within, list):
-            raise RequestError(f"{path}/{name}: got {_short(within)}; accepted: a list")
+            raise RequestError(f"{path}/{name}: got {shown(within)}; accepted: a list")
         found.extend((f"{name}/{index}", child) for index, child in enumerate(within))
     found.extend((name, node[name]) for name in ("items", "additionalProperties") if name in node)
     names = node.get("propertyNames", True)
@@ -260,8 +259,3 @@ def _children(node: dict[str, Any], path: str) -> list[tuple[str, Any]]:
 
 def _refuse(path: str, keyword: str, why: str) -> None:
     raise RequestError(f"{path}: the keyword {keyword!r} {why}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "…"

@@ -85,7 +85,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({**AB, "propertyNames": {"minLength": 1}}, "'properties' is not enforced beside 'propertyNames'"),
     ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, "'minProperties' is enforced where"),
     ({"type": "array", "items": {"properties": {}}}, "#/items: the keyword 'properties'"),
-    ({**INTEGER, "minimun": 5}, "'minimun' is not enforced (did you mean 'minimum'"),
+    ({**INTEGER, "minimun": 5}, "'minimun' is not enforced; nearest is 'minimum'"),
     ({"type": "strin"}, "#/type: got 'strin'"),
     ({"type": "object", "properties": []}, "#/properties: got"),
     ({"type": "object", "required": "a"}, "#/required: got 'a'"),
