@@ -6,12 +6,13 @@ nothing about requests, stop strings or streaming.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reference.spec.errors import CheckpointError
+from reference.spec import json_file
+from reference.spec.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -24,7 +25,8 @@ class Tokenizer:
     """A checkpoint's tokenizer.
 
     encode adds what the file's own post-processor adds, and the BOS token if tokenizer_config.json says
-    `"add_bos_token": true` and it is not there yet. decode leaves special tokens out.
+    `"add_bos_token": true` and it is not there yet; truncation and padding that the file asks for are left out, a
+    prompt is never cut silently. decode leaves special tokens out.
     """
 
     def __init__(self, backend: RustTokenizer, bos_token_id: int | None = None) -> None:
@@ -44,13 +46,18 @@ class Tokenizer:
             CheckpointError: a file that cannot be read.
         """
         path = folder / TOKENIZER_FILE
-        if not path.is_file():
+        if not os.path.lexists(path):
             return None
         from tokenizers import Tokenizer as RustTokenizer
 
         try:
-            backend = RustTokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:
+            backend = RustTokenizer.from_str(json_file.read_bytes(path).decode("utf-8"))
+            backend.no_truncation()
+            backend.no_padding()
+            backend.decode(backend.encode("a b").ids)  # a post-processor without its token fails here, not in a request
+        except BaseException as error:  # a panic of the Rust library is no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
         return cls(backend, bos_token_id if _adds_bos(folder / SETTINGS_FILE) else None)
 
@@ -77,13 +84,12 @@ class Tokenizer:
 
 def _adds_bos(path: Path) -> bool:
     """Whether a tokenizer_config.json asks for a BOS token before each text; a missing file does not."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return False
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
-    value = settings.get("add_bos_token", False) if isinstance(settings, dict) else None
+        value = json_file.read_object(path).get("add_bos_token", False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(value, bool):
-        raise CheckpointError(f"{path}: add_bos_token: got {value!r}; accepted: true or false")
+        raise CheckpointError(f"{path}: add_bos_token: got {shown(value)}; accepted: true or false")
     return value

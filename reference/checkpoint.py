@@ -63,7 +63,10 @@ def load_checkpoint(folder: str | Path) -> Checkpoint:
         if not tokenizer.is_file():
             raise CheckpointError(f"{tokenizer}: is missing, and the Engram token map is made from it")
         token_map = torch.from_numpy(checked_token_map(tokenizer, config))  # [len(tokenizer)]
+    elif os.path.lexists(tokenizer) and not tokenizer.is_file():
+        raise CheckpointError(f"{tokenizer}: is not a regular file")
     weights = {name: _values(files, name) for name in files.names() if files.spec(name).dtype != "F8_E8M0"}
+    files.check_unchanged()
     return Checkpoint(config, weights, token_map, tokenizer if tokenizer.is_file() else None)
 
 

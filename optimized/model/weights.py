@@ -133,7 +133,10 @@ def load_weights(folder: str | Path, config: ModelConfig, device: torch.device) 
     Raises:
         CheckpointError: names the tensor and the file; nothing is half-loaded.
     """
-    return _Reader(CheckpointFiles.open(folder, config), config, device).model()
+    files = CheckpointFiles.open(folder, config)
+    weights = _Reader(files, config, device).model()
+    files.check_unchanged()
+    return weights
 
 
 def planned_bytes(config: ModelConfig) -> int:

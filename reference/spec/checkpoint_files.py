@@ -89,6 +89,15 @@ class CheckpointFiles:
         _check_values(file.path, spec, values.reshape(-1))
         return values
 
+    def check_unchanged(self) -> None:
+        """To be called when all values were copied: no file changed in the meantime.
+
+        Raises:
+            CheckpointError: names the file.
+        """
+        for file in {id(file): file for file in self._files.values()}.values():
+            file.check_unchanged()
+
 
 def _open_shards(folder: Path, index: Path, plan: dict[str, TensorSpec]) -> dict[str, SafetensorsFile]:
     weight_map = _weight_map(index)
@@ -98,8 +107,9 @@ def _open_shards(folder: Path, index: Path, plan: dict[str, TensorSpec]) -> dict
         if shard in shards:
             continue
         path = folder / shard
-        if not path.is_file():
-            raise CheckpointError(f"{index}: tensor {name!r} is said to be in {shard}, which is absent from {folder}")
+        if not os.path.isfile(path):  # a name too long is no file either
+            where = f"{shown(shard)}, which is absent from {folder}"
+            raise CheckpointError(f"{index}: tensor {name!r} is said to be in {where}")
         shards[shard] = SafetensorsFile.open(path)
     files: dict[str, SafetensorsFile] = {}
     for shard, file in shards.items():

@@ -1,6 +1,8 @@
 """Strict JSON: duplicate keys, NaN and trailing bytes are refused. It knows nothing about what the document means."""
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,26 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: as `parse_object`, or the file is over 256 MiB.
+        ValueError: as `parse_object` or `read_bytes`.
     """
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes is more than the {MAX_BYTES} bytes that are read as JSON")
-    return parse_object(path.read_bytes())
+    return parse_object(read_bytes(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a regular file; a pipe or a device is refused at once, not waited for.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: not a regular file, or one of over 256 MiB.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise ValueError(f"{status.st_size} bytes is more than the {MAX_BYTES} bytes that are read as JSON")
+        return file.read(MAX_BYTES)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -40,10 +40,10 @@ class Entry(NamedTuple):
 class SafetensorsFile:
     """A file whose header has been verified. Its bytes are mapped on the first `raw`, never copied whole."""
 
-    def __init__(self, path: Path, entries: dict[str, Entry], size: int) -> None:
+    def __init__(self, path: Path, entries: dict[str, Entry], state: tuple[int, ...]) -> None:
         self.path = path
         self.entries = entries
-        self._size = size
+        self._state = state
         self._bytes: np.ndarray | None = None
 
     @classmethod
@@ -54,7 +54,8 @@ class SafetensorsFile:
             CheckpointError: names the file, and the tensor where one is at fault.
         """
         try:
-            size = path.stat().st_size
+            state = _state(path)
+            size = state[-1]
             if not path.is_file():
                 raise CheckpointError(f"{path}: is not a regular file")
             with path.open("rb") as file:
@@ -72,21 +73,42 @@ class SafetensorsFile:
         start = 8 + header
         entries = {name: _entry(path, name, value, start) for name, value in document.items()}
         _check_tiling(path, entries, start, size)
-        return cls(path, entries, size)
+        return cls(path, entries, state)
 
     def raw(self, name: str) -> np.ndarray:
         """The tensor's bytes, uint8 [num_bytes], a read-only view of the mapped file.
 
         Raises:
-            CheckpointError: the file changed its size since its header was read.
+            CheckpointError: the file was replaced, written to or removed since its header was read.
         """
+        self.check_unchanged()
         if self._bytes is None:
-            mapped = np.memmap(self.path, dtype=np.uint8, mode="r")
-            if len(mapped) != self._size:
-                raise CheckpointError(f"{self.path}: was {self._size} bytes when opened, and is {len(mapped)} now")
-            self._bytes = mapped
+            try:
+                self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{self.path}: tensor {name!r} cannot be read: {error}") from error
+            self.check_unchanged()
         entry = self.entries[name]
         return np.asarray(self._bytes[entry.begin : entry.end])
+
+    def check_unchanged(self) -> None:
+        """Whoever has copied what `raw` gave asks again, so that bytes of two versions are never mixed.
+
+        Raises:
+            CheckpointError: the file was replaced, written to or removed since its header was read.
+        """
+        try:
+            state = _state(self.path)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: was there, and cannot be read now: {error.strerror}") from error
+        if state != self._state:
+            raise CheckpointError(f"{self.path}: was changed while it was being loaded")
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What differs after a file was replaced or written to: device, inode, time of change, and size."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _header_bytes(path: Path, prefix: bytes, size: int) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from reference.spec import json_file
 from reference.spec.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def engram_token_map(tokenizer_json: str | Path, vocab_size: int) -> np.ndarray:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_str(Path(tokenizer_json).read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(json_file.read_bytes(Path(tokenizer_json)).decode("utf-8"))
     except Exception as error:  # the Rust library raises bare Exception
         raise CheckpointError(f"{tokenizer_json}: cannot be read as a tokenizer: {error}") from error
     size = tokenizer.get_vocab_size(with_added_tokens=True)
