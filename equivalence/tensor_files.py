@@ -31,6 +31,8 @@ DTYPES = {
 
 def load(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file by name. Raises SetupError naming the file and what is wrong with it."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise SetupError(f"{path}: is not a regular file")
     try:
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")

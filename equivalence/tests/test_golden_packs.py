@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from equivalence import tensor_files
 from equivalence.cases import SHIPPED_GOLDEN, Case
 from equivalence.checks.model import golden, known_answers
+from equivalence.errors import SetupError
 from equivalence.findings import Findings
 from equivalence.generators.configs import random_config
 from equivalence.generators.packs import write_pack
@@ -147,3 +150,23 @@ def test_a_missing_tensor_is_listed_and_not_passed(packs: Path) -> None:
 def test_a_mode_that_holds_nothing_is_a_difference(packs: Path) -> None:
     tensor_files.save(packs / "made" / "expected_fp32.safetensors", {"unknown": torch.zeros(1)})
     assert [difference.kind for difference in run(packs, "made", "fp32").differences] == ["pack"]
+
+
+@pytest.mark.ci
+def test_a_pack_without_modes_beside_a_good_one_is_a_difference(packs: Path) -> None:
+    (packs / "bare").mkdir()
+    shutil.copyfile(packs / "made" / "config.json", packs / "bare" / "config.json")
+    found = {case.name: golden.run(case, packs).differences for case in golden.cases(packs)}
+    assert [name for name, differences in found.items() if differences] == ["golden/bare/nothing"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["expected_official.safetensors", "inputs.safetensors"])
+@pytest.mark.parametrize("special", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_a_pack_is_refused_and_not_waited_for(
+    special: Callable[[Path], None], name: str, packs: Path
+) -> None:
+    (packs / "made" / name).unlink()
+    special(packs / "made" / name)
+    with pytest.raises(SetupError, match=f"{name}: is not a regular file"):
+        run(packs, "made", "official")

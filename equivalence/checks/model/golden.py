@@ -30,13 +30,16 @@ NUMERICS = {
     "bf16": Numerics(quantize_activations=False),
 }
 
+NOTHING = "nothing"
+"""Stands for the mode of a pack that records none."""
+
 
 def cases(folder: Path) -> list[Case]:
-    """One case a pack and recorded mode. Raises SetupError when the folder holds no pack."""
+    """One case a pack and recorded mode; a pack without modes is a case that fails. SetupError: no pack at all."""
     return [
         Case("model", f"golden/{pack.name}/{mode}", {"part": "golden", "pack": pack.name, "mode": mode})
         for pack in find_packs(folder)
-        for mode in pack.modes
+        for mode in pack.modes or (NOTHING,)
     ]
 
 
@@ -44,6 +47,9 @@ def run(case: Case, folder: Path) -> Findings:
     """Compare one mode of one pack."""
     pack, mode = Pack(folder / str(case.params["pack"])), str(case.params["mode"])
     findings = Findings()
+    if mode == NOTHING:
+        findings.differ(pack.name, "pack", "no expected_MODE.safetensors")
+        return findings.close()
     if mode not in NUMERICS:
         findings.skip(f"expected_{mode}.safetensors", f"unknown mode; known are {', '.join(NUMERICS)}")
         return findings.close()
