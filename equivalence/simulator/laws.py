@@ -85,6 +85,10 @@ class Laws:
         """New tokens of a live request, its output includes them."""
         self.i22_text_is_the_lone_text(known, new)
 
+    def check_flushed(self, known: Live, end: int) -> None:
+        """New tokens of a request that goes on, and no step in flight but theirs."""
+        self.i18_lengths_agree_after_flush(known, end)
+
     def check_end(self) -> None:
         """Nothing will come and nothing is left."""
         self.i20_all_is_free_at_the_end()

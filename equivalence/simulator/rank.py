@@ -233,7 +233,10 @@ class Rank:
         self.laws.check_commit(plan, tokens, appended, zombies)
         for index, request_id in enumerate(plan.request_ids):
             if index not in zombies:
-                self._receive(self.live[request_id], tokens[index], finished[index])
+                known = self.live[request_id]
+                self._receive(known, tokens[index], finished[index])
+                if tokens[index] and request_id in self.live and len(self.in_flight) == 1:
+                    self.laws.check_flushed(known, result.ends[index])
 
     def _receive(self, known: Live, new: list[int], finished: bool) -> None:
         """New tokens of a live request, and its end."""
