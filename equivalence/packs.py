@@ -47,7 +47,12 @@ class Pack:
         tensors = tensor_files.load(self.folder / "inputs.safetensors")
         if "input_ids" not in tensors:
             raise SetupError(f"{self.folder}: inputs.safetensors has no input_ids")
-        return tensors["input_ids"].reshape(-1).long()  # [S]
+        ids = tensors["input_ids"]
+        if ids.is_floating_point() or ids.dtype == torch.bool or not ids.numel():
+            raise SetupError(
+                f"{self.folder}: input_ids of inputs.safetensors: {list(ids.shape)} {ids.dtype} are no ids"
+            )
+        return ids.reshape(-1).long()  # [S]
 
     @cached_property
     def token_map(self) -> Tensor | None:

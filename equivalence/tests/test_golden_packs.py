@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -170,3 +171,25 @@ def test_what_is_no_file_in_a_pack_is_refused_and_not_waited_for(
     special(packs / "made" / name)
     with pytest.raises(SetupError, match=f"{name}: is not a regular file"):
         run(packs, "made", "official")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda ids: ids[:-1], lambda ids: [], lambda ids: [*ids, 0], lambda ids: [*ids[:7], ids[7] + 1, *ids[8:]]],
+    ids=["one less", "none", "one more", "one wrong"],
+)
+def test_the_whole_token_map_is_compared(spoil: Callable[[list[int]], list[int]], tmp_path: Path) -> None:
+    (tmp_path / "packs").mkdir()
+    shutil.copytree(SHIPPED_GOLDEN / "c11_dspark", tmp_path / "packs" / "made")
+    path = tmp_path / "packs" / "made" / "engram_token_map.json"
+    path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
+    assert [found.item for found in run(tmp_path / "packs", "made", "fp32_noq").differences] == ["engram_token_map"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("ids", [torch.tensor([1.5]), torch.tensor([True]), torch.zeros(0, dtype=torch.int64)])
+def test_input_that_is_no_ids_is_refused(ids: torch.Tensor, packs: Path) -> None:
+    tensor_files.save(packs / "made" / "inputs.safetensors", {"input_ids": ids})
+    with pytest.raises(SetupError, match="are no ids"):
+        run(packs, "made", "fp32_noq")

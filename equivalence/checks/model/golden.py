@@ -66,7 +66,7 @@ def run(case: Case, folder: Path) -> Findings:
     if not findings.comparisons:
         findings.differ(pack.name, "pack", f"nothing in mode {mode} could be compared")
     if pack.token_map is not None and checkpoint.token_map is not None:
-        findings.values("token map", "engram_token_map", checkpoint.token_map[: len(pack.token_map)], pack.token_map)
+        findings.values("token map", "engram_token_map", checkpoint.token_map, pack.token_map)
     return findings.close()
 
 
