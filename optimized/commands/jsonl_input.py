@@ -6,12 +6,12 @@ Knows bytes, JSON and the names a line may hold; knows nothing about the engine 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from optimized.engine.structured.language import check_available
+from reference.spec import json_file
 from reference.spec.errors import RequestError, UnsupportedError, nearest, shown
 from reference.spec.sampling import SamplingParams
 
@@ -89,23 +89,12 @@ def _decode(line: bytes | None, limit: int) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _BadLineError("not_utf8", f"byte {error.start} is no UTF-8: {error.reason}") from error
     try:
-        record = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise _BadLineError("not_json", f"not JSON: {error or 'nested too deeply'}") from error
+        record = json_file.parse(text)
+    except ValueError as error:
+        raise _BadLineError("not_json", f"not JSON: {error}") from error
     if not isinstance(record, dict):
         raise _BadLineError("not_object", f"a JSON {type(record).__name__}; accepted: an object")
     return record
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("an object with the same key twice")
-    return record
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _custom_id(record: dict[str, Any]) -> str | int | None:

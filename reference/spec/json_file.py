@@ -6,6 +6,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from reference.spec.errors import shown
+
 MAX_BYTES = 256 * 2**20
 
 
@@ -13,7 +15,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for key, value in pairs:
         if key in seen:
-            raise ValueError(f"key {key!r} appears twice in one object")
+            raise ValueError(f"key {shown(key)} appears twice in one object")
         seen[key] = value
     return seen
 
@@ -22,16 +24,25 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def parse(text: str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: not JSON, a duplicate key, NaN or Infinity, or too deep.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def parse_object(text: bytes) -> dict[str, Any]:
     """Parse UTF-8 JSON whose top level is an object.
 
     Raises:
-        ValueError: not UTF-8, not JSON, a duplicate key, NaN or Infinity, too deep, or not an object.
+        ValueError: as `parse`, or not UTF-8, or not an object.
     """
-    try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    value = parse(text.decode("utf-8"))
     if not isinstance(value, dict):
         raise ValueError(f"the top level is {type(value).__name__}, not an object")
     return value

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from optimized.engine.structured.json_schema import check_schema
 from optimized.engine.structured.patterns import checked_pattern
+from reference.spec import json_file
 from reference.spec.errors import RequestError, UnsupportedError
 from reference.spec.sampling import SamplingParams
 
@@ -77,28 +78,15 @@ def _json_text(schema: str | dict[str, Any]) -> str:
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         _check_size(text)
-        parsed = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+        parsed = json_file.parse(text)
+    except RequestError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, RequestError):
-            raise
         raise RequestError(f"not JSON: {error}") from error
     except RecursionError as error:
         raise RequestError("a JSON schema that is nested too deep") from error
     check_schema(parsed)
     return json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise RequestError(f"a JSON schema with the name {name!r} twice in one object")
-        found[name] = value
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise RequestError(f"a JSON schema with {name}, which is not JSON")
 
 
 def _check_depth(grammar: str) -> None:
