@@ -10,7 +10,9 @@ own.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +22,10 @@ from reference.spec.errors import ConfigError, nearest
 
 PREFIX = "DEEPINFER_"
 TRUE_WORDS = ("1", "true", "yes", "on")
-NO_LIMIT = 2**62
 FALSE_WORDS = ("0", "false", "no", "off")
+NO_LIMIT = 2**62
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +42,9 @@ def parse_bool(text: str) -> bool:
 
 def parse_int(text: str) -> int:
     """A decimal integer, with a sign at most."""
-    body = text.strip()
-    if not body.removeprefix("-").removeprefix("+").isascii() or not body.lstrip("+-").isdigit() or len(body) > 20:
+    if not _INTEGER.fullmatch(text.strip()):
         raise ValueError("a decimal integer such as 0 or 128")
-    try:
-        return int(body)
-    except ValueError as error:
-        raise ValueError("a decimal integer such as 0 or 128") from error
+    return int(text)
 
 
 def parse_float(text: str) -> float:
@@ -54,7 +54,7 @@ def parse_float(text: str) -> float:
         value = float(text)
     except ValueError as error:
         raise ValueError(accepted) from error
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise ValueError(accepted)
     return value
 

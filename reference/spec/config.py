@@ -183,11 +183,6 @@ class ModelConfig:
         return (self.engram_max_ngram_size - 1) * self.engram_n_heads if self.engram_layer_ids else 0
 
     @property
-    def draft_layers(self) -> range:
-        """Global ids of the DSpark blocks, which follow the backbone's layers."""
-        return range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
-
-    @property
     def has_draft(self) -> bool:
         """Whether the checkpoint holds DSpark blocks."""
         return self.num_nextn_predict_layers > 0

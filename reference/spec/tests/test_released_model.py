@@ -101,7 +101,7 @@ def test_layer_map_is_the_released_one(config: ModelConfig) -> None:
     assert [config.index_source(layer) for layer in (1, 7, 19, 23, 24, 27, 39)] == [None, 2, 14, 20, 24, 24, 36]
     assert [layer for layer in range(43) if config.uses_candidates(layer)] == [24, 28, 32, 36]
     assert [layer for layer in range(43) if config.is_kv_source(layer)] == [2, 8, 14, 20]
-    assert (config.decoder_start, config.engram_columns, config.draft_layers) == (20, 24, range(40, 43))
+    assert (config.decoder_start, config.engram_columns) == (20, 24)
 
 
 def test_engram_constants_are_the_released_ones(config: ModelConfig) -> None:
