@@ -93,6 +93,8 @@ class Recording:
         for stored, tensor in self.tensors.items():
             if _TAIL.sub("", stored) == key and stored != key:
                 self._use(stored)
+                if tensor.ndim == 0 or tensor.shape[0] > count:
+                    raise SetupError(f"{stored}: shape {list(tensor.shape)} is no tail of {count} rows")
                 return tensor, count - tensor.shape[0]
         return None
 

@@ -193,3 +193,41 @@ def test_input_that_is_no_ids_is_refused(ids: torch.Tensor, packs: Path) -> None
     tensor_files.save(packs / "made" / "inputs.safetensors", {"input_ids": ids})
     with pytest.raises(SetupError, match="are no ids"):
         run(packs, "made", "fp32_noq")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", ["official", "fp32_noq"])
+def test_decode_rows_without_their_tokens_are_listed(mode: str, packs: Path) -> None:
+    path = packs / "made" / f"expected_{mode}.safetensors"
+    tensors = tensor_files.load(path)
+    del tensors["greedy_ids"], tensors["decode_logits"]
+    tensor_files.save(path, tensors)
+    found = run(packs, "made", mode)
+    assert found.differences == []
+    assert found.comparisons
+    assert any("decode0" in line for line in found.not_compared)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", ["official", "fp32_noq"])
+@pytest.mark.parametrize("tail", [torch.zeros(400, 384), torch.zeros(())], ids=["too long", "no rows"])
+def test_a_tail_that_is_none_is_refused(tail: torch.Tensor, mode: str, packs: Path) -> None:
+    path = packs / "made" / f"expected_{mode}.safetensors"
+    tensors = tensor_files.load(path)
+    del tensors["logits"]
+    tensor_files.save(path, tensors | {"logits.tail64": tail})
+    with pytest.raises(SetupError, match=r"logits\.tail64"):
+        run(packs, "made", mode)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mode", ["official", "fp32_noq"])
+def test_logits_kept_as_a_tail_are_compared(mode: str, packs: Path) -> None:
+    path = packs / "made" / f"expected_{mode}.safetensors"
+    tensors = tensor_files.load(path)
+    tensors["logits.tail64"] = tensors.pop("logits")[-5:].clone()
+    tensor_files.save(path, tensors)
+    assert run(packs, "made", mode).differences == []
+    tensors["logits.tail64"][2, 7] += 0.05
+    tensor_files.save(path, tensors)
+    assert [found.item for found in run(packs, "made", mode).differences] == ["logits"]

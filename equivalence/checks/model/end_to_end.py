@@ -30,7 +30,7 @@ def compare(model: ReferenceModel, prompt: Tensor, recording: Recording, finding
     greedy = prompt.new_empty(0) if greedy is None else greedy.long()  # [G]
     trace: dict[str, Tensor] = {}
     logits = model.forward(torch.cat((prompt, greedy)), trace=trace)  # [S+G, V]
-    comparison = EndToEnd(model, prompt.shape[0], recording, findings, trace)
+    comparison = EndToEnd(model, prompt.shape[0], greedy.shape[0], recording, findings, trace)
     comparison.logits(logits)
     comparison.tokens(logits, greedy)
     for key in sorted(recording.unused()):
@@ -41,16 +41,26 @@ def compare(model: ReferenceModel, prompt: Tensor, recording: Recording, finding
 
 
 class EndToEnd:
-    """One pass against one recording. length: S; trace: the reference's intermediates over S+G rows."""
+    """One pass against one recording.
+
+    length: S; fed: G, tokens fed after the prompt; trace: the reference's intermediates over S+G rows.
+    """
 
     def __init__(
-        self, model: ReferenceModel, length: int, recording: Recording, findings: Findings, trace: dict[str, Tensor]
+        self,
+        model: ReferenceModel,
+        length: int,
+        fed: int,
+        recording: Recording,
+        findings: Findings,
+        trace: dict[str, Tensor],
     ) -> None:
         self.model = model
         self.length = length
         self.recording = recording
         self.findings = findings
         self.trace = trace
+        self.fed = fed
 
     def logits(self, got: Tensor) -> None:
         """Prompt rows and decode rows: [S+G, V]."""
@@ -77,6 +87,10 @@ class EndToEnd:
         step, layer, leaf, tail = match.groups()
         name = _RENAMED.get(leaf, leaf) if layer is None else f"L{layer}.{leaf}"
         if name not in self.trace or (step is not None and leaf in _PER_COMPRESSED_ROW):
+            return
+        if step is not None and int(step) >= self.fed:
+            self.findings.skip(key, f"greedy_ids holds {self.fed} tokens")
+            self.recording.whole(key)
             return
         want = self.recording.whole(key)
         if want is None:

@@ -149,12 +149,13 @@ class StreamSteps(Judge):
     def head(self) -> None:
         """Recorded final rows give the logits; recorded logits the first greedy token."""
         teacher, recording = self.teacher, self.teacher.recording
-        z, logits = teacher.recorded("hidden_final"), recording.whole("logits")
-        if z is None or logits is None:
-            self.findings.skip("logits", "not recorded" if logits is None else "hidden_final is not recorded")
+        z, found = teacher.recorded("hidden_final"), recording.rows("logits", teacher.length)
+        if z is None or found is None:
+            self.findings.skip("logits", "not recorded" if found is None else "hidden_final is not recorded")
             return
-        got = teacher.model.logits(z.values)  # [R, V]
-        self.findings.values("logits", "logits", got, logits[z.start :].to(got.dtype), "model.logits_from_hidden")
+        _, (final, logits) = join(z, Rows(*found))
+        got = teacher.model.logits(final)  # [R, V]
+        self.findings.values("logits", "logits", got, logits.to(got.dtype), "model.logits_from_hidden")
         if teacher.greedy is not None:
             choices.tokens(self.findings, "greedy_ids[0]", got[-1:], teacher.greedy[:1], choices.float_margin())
 
