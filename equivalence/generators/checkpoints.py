@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class Voices:
     folder: Path
     model: ReferenceModel
     tokenizer: Tokenizer
+
+
+def of_case(params: Mapping[str, Any]) -> Voices:
+    """What a case's parameters name: random weights by "config" and "weights", or the bundled checkpoint without."""
+    return random_weights(params["config"], params["weights"]) if "config" in params else bundled()
 
 
 @functools.cache

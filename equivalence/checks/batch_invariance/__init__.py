@@ -21,7 +21,6 @@ from equivalence.errors import SetupError
 from equivalence.findings import Findings
 from equivalence.generators import checkpoints, circumstances, probes
 from equivalence.generators.batches import Request
-from equivalence.generators.checkpoints import Voices
 from equivalence.shrinking import differs
 from optimized import LLM, SamplingParams
 from reference.spec import RequestOutput
@@ -67,11 +66,11 @@ def one_case(seed: int, number: int) -> Case:
 def run(case: Case, options: Options) -> Findings:
     """Compute the probe in its circumstance and alone. Raises SetupError for a form of case that it does not know."""
     params = cast("dict[str, Any]", case.params)
-    stored = {key: params[key] for key in ("config", "weights") if key in params}
-    voices = _voices(json.dumps(stored, sort_keys=True))
+    voices = checkpoints.of_case(params)
     probe = cast(Request, params["probe"])
     if params["form"] == "plans":
         return plans.run(voices, probe, params["after"], params["draw"], options.backend)
+    stored = {key: params[key] for key in ("config", "weights") if key in params}
     want = _alone(json.dumps(stored, sort_keys=True), json.dumps(probe, sort_keys=True), options.backend)
     if want.outputs[0].error:
         raise SetupError(f"case {case.name}: the probe alone fails: {want.outputs[0].error}")
@@ -104,19 +103,13 @@ def shrink(case: Case, options: Options) -> Case:
     return Case(case.check, case.name, params)
 
 
-@functools.lru_cache(maxsize=2)
-def _voices(stored: str) -> Voices:
-    params = json.loads(stored)
-    return checkpoints.random_weights(params["config"], params["weights"]) if params else checkpoints.bundled()
-
-
 @functools.lru_cache(maxsize=4)
 def _alone(stored: str, probe: str, backend: str) -> RequestOutput:
     """The probe alone, in one piece, in an engine that has run nothing else."""
     request = json.loads(probe)
     length = len(request["prompt"]) + request["params"]["max_tokens"]
     options = {**ALONE, "max_model_len": max(MAX_MODEL_LEN, length + 1)}
-    return _generate(LLM(str(_voices(stored).folder), device=backend, **options), [request])[0]
+    return _generate(LLM(str(checkpoints.of_case(json.loads(stored)).folder), device=backend, **options), [request])[0]
 
 
 def _generate(llm: LLM, requests: list[Request]) -> list[RequestOutput]:

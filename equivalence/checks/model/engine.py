@@ -62,10 +62,7 @@ def run(case: Case, options: Options) -> Findings:
     Without "config" the model is the bundled one. "plain": the reference computes one forward pass a token.
     """
     params = cast("dict[str, Any]", case.params)
-    if "config" in params:
-        voices = checkpoints.random_weights(params["config"], params["weights"])
-    else:
-        voices = checkpoints.bundled()
+    voices = checkpoints.of_case(params)
     requests: Sequence[batches.Request] = params["requests"]
     llm = LLM(str(voices.folder), device=options.backend, max_model_len=MAX_MODEL_LEN, **params["engine"])
     prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]

@@ -60,8 +60,7 @@ def run(case: Case, options: Options) -> Findings:
     params = cast("dict[str, Any]", case.params)
     if params["form"] == "figures":
         return cost.run(checkpoints.bundled())
-    stored = "config" in params
-    voices = checkpoints.random_weights(params["config"], params["weights"]) if stored else checkpoints.bundled()
+    voices = checkpoints.of_case(params)
     findings = Findings()
     if params["form"] == "modes":
         _compare_modes(findings, voices, params, options.backend)
