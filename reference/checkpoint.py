@@ -53,7 +53,7 @@ def load_checkpoint(folder: str | Path) -> Checkpoint:
         CheckpointError: a tensor or a file is not what the configuration asks for; names both.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # a name too long is no folder either
         raise CheckpointError(f"{folder}: is not a folder")
     config = ModelConfig.from_file(folder / "config.json")
     files = CheckpointFiles.open(folder, config)

@@ -44,7 +44,7 @@ class CheckpointFiles:
             CheckpointError: names the file and the tensor.
         """
         folder = Path(folder)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise CheckpointError(f"{folder}: is not a folder")
         plan = tensor_plan(config)
         index, single = folder / INDEX_NAME, folder / SINGLE_NAME

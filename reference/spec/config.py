@@ -4,6 +4,7 @@ It knows both released layouts (config.json and inference/config.json) and nothi
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ class ModelConfig:
     def from_file(cls, path: str | Path) -> "ModelConfig":
         """Read a config.json, or the one inside a folder."""
         path = Path(path)
-        path = path / "config.json" if path.is_dir() else path
+        path = path / "config.json" if os.path.isdir(path) else path
         try:
             source = json_file.read_object(path)
         except (OSError, ValueError) as error:

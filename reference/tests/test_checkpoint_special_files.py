@@ -66,6 +66,14 @@ def test_an_index_with_a_name_that_no_file_system_takes_is_refused(tmp_path: Pat
         load_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "a\0b"], ids=["long", "very long", "zero byte"])
+def test_a_folder_that_no_file_system_takes_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        load_checkpoint(tmp_path / name)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ModelConfig.from_file(tmp_path / name)
+
+
 def grow(path: Path) -> None:
     """Append a byte."""
     with path.open("ab") as file:
