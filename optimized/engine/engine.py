@@ -220,7 +220,7 @@ class Engine:
                 del self._sequences[sequence.sequence_id]
                 output = self._processor.close(sequence)
                 if output is not None:
-                    self.statistics.aborted_requests += 1
+                    self.statistics.count_output(output)
                     outputs.append(output)
         return outputs
 
@@ -267,15 +267,16 @@ class Engine:
             del self._sequences[sequence.sequence_id]
             output = self._processor.close(sequence)
             if output is not None:
-                self.statistics.finished_requests += 1
+                self.statistics.count_output(output)
                 outputs.append(output)
         return outputs
 
     def refuse(self, refusal: Refusal) -> RequestOutput:
         """The output of a request that was refused at the door."""
-        self.statistics.failed_requests += 1
         _log.info("%s", refusal.error)
-        return refusal.output()
+        output = refusal.output()
+        self.statistics.count_output(output)
+        return output
 
     def abort_all(self) -> None:
         """Drops every request and everything they held: a new scheduler owns all pages and slots again, which is right

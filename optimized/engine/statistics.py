@@ -9,6 +9,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from reference.spec.outputs import RequestOutput
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +37,16 @@ class Statistics:
         else:
             self.decode_rows += rows
         self.generated_tokens += generated
+
+    def count_output(self, output: RequestOutput) -> None:
+        """One complete request: failed if any of its samples has an error, else aborted if any was, else finished."""
+        reasons = {one.finish_reason for one in output.outputs}
+        if "error" in reasons:
+            self.failed_requests += 1
+        elif "abort" in reasons:
+            self.aborted_requests += 1
+        else:
+            self.finished_requests += 1
 
     def log(self, running: int, waiting: int, free_pages: int, usable_pages: int) -> None:
         """One line about the steps since the last one."""

@@ -79,6 +79,16 @@ def test_requests_that_no_step_has_seen_yet_are_aborted_too(llm: LLM) -> None:
 
 
 @pytest.mark.ci
+def test_every_request_is_counted_once_by_how_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    llm, worker = stub_llm(monkeypatch, model_folder(tmp_path))
+    worker.broken[(9,)] = float("nan")
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    list(llm.stream([([7], params), ([9], params), ([-1], params), ([8], params)], lambda _: llm.abort("3")))
+    counts = llm.statistics
+    assert (counts.finished_requests, counts.failed_requests, counts.aborted_requests) == (1, 2, 1)
+
+
+@pytest.mark.ci
 def test_every_sample_of_a_request_ends_with_it(llm: LLM) -> None:
     params = SamplingParams(n=3, max_tokens=20, ignore_eos=True, seq_seed=5)
     steps: list[int] = []
