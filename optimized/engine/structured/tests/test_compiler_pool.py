@@ -54,7 +54,6 @@ def test_what_the_compiler_only_warns_of_is_an_error(pool: CompilerPool) -> None
     assert "'$' should be at the end" in (job.error or "")
 
 
-@pytest.mark.skipif(not hasattr(os, "kill"), reason="needs signals")
 def test_a_crash_costs_its_own_grammar_only(pool: CompilerPool) -> None:
     settle(pool, pool.submit(Language("regex", "first")))
     (process,) = pool._state.processes
