@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 Grammar = Callable[[Sequence[int]], Tensor]
-"""Output ids so far -> bool [V], the ids that may follow. Drafts may go on after an id that ends the output: there too
-it must allow something, which is never committed."""
+"""Output ids so far -> bool [V], the ids that may follow."""
 
 
 @dataclass(frozen=True)

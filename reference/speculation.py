@@ -5,10 +5,11 @@ As plain as generation without drafts: full forward passes, nothing kept between
 
     generate(model, tokenizer, prompt, params, seed, complete=Speculation(DSpark(model), nextn=5))
 
-A block holds no more drafts than the completion has room for before its last token. A draft's row is processed as a
-target's would be: bias, penalties, masks, temperature and filters of the request, earlier drafts counted. Under the
-coupled rule the text is that of `generate` alone, whatever the drafter and the lengths. Source: serving specification
-§1.1, §1.7.
+A block holds no more drafts than the completion has room for before its last token. A draft's row is processed with
+the request's bias, temperature and filters, not with its penalties, grammar and `min_tokens`, which the target's rows
+alone obey: those depend on the drafts before, and a device that drafts a block at once does not wait for the host to
+count them. Under the coupled rule the text is that of `generate` alone, whatever the drafter and the lengths. Source:
+serving specification §1.1, §1.7.
 """
 
 from __future__ import annotations
@@ -133,10 +134,9 @@ class Speculation:
         def choose(logits: Tensor, slot: int) -> Tensor:
             if slot >= limit:
                 return draft.greedy(logits, slot)  # [1]
-            here = context.after(proposal.tokens)
             known = adjustments.mask_padding(logits[0], call.vocab_size)  # [V]
-            row = sampler.processed(known, call.params, here)  # [V]
-            token = verification.choose(row, call.params, here.position, role, noise)
+            row = verification.draft_row(known, call.params)  # [V]
+            token = verification.choose(row, call.params, context.position + slot, role, noise)
             proposal.tokens.append(token)
             proposal.rows.append(row)
             return torch.tensor([token])  # [1]

@@ -67,6 +67,15 @@ def draft_role(rule: Verification) -> Role:
     return Role.TARGET if rule == "coupled" else Role.DRAFT
 
 
+def draft_row(logits: Tensor, params: SamplingParams) -> Tensor:
+    """What a draft is drawn from, a row that nothing stands before: bias, temperature, filters: [V] -> [V] float64.
+
+    Raises:
+        RequestError: nothing can be drawn from the row, before or after the bias.
+    """
+    return sampler.processed(logits, params, Context())  # [V]
+
+
 def choose(row: Tensor, params: SamplingParams, position: int, role: Role, source: Source) -> int:
     """A token from a processed row [V]: the argmax of a greedy request, else a draw."""
     return sampler.lowest_argmax(row) if sampler.is_greedy(params) else source.draws(row, position, role)

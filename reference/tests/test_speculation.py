@@ -161,6 +161,31 @@ def test_padding_of_the_vocabulary_is_never_drafted(rule: Verification, seed: in
     assert all(block.accepted == len(block.drafts) for block in told)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_drafts_obey_bias_and_filters_but_no_penalties_and_no_masks(rule: Verification, seed: int) -> None:
+    toy, ids = Toy(seed), torch.arange(VOCAB)
+    common: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "top_k": 3, "logit_bias": {6: 2.0}, "seq_seed": 9}
+    penalised: dict[str, Any] = {
+        "frequency_penalty": 2.0,
+        "repetition_penalty": 3.0,
+        "min_tokens": 9,
+        "stop_token_ids": [6, 7],
+    }
+
+    def drafts_after_a_three(params: SamplingParams, later: torch.Tensor) -> list[int]:
+        """Of the first block; its anchor is 3 whatever the seed."""
+        told: list[Block] = []
+        speculation = Speculation(ToyDrafter(toy, toy, 1.0), 4, rule, record=told.append)
+        generate(
+            toy, None, [6, 3], params, 1, grammar=lambda output: later if output else ids == 3, complete=speculation
+        )
+        return told[0].drafts
+
+    expected = drafts_after_a_three(SamplingParams(**common), ids >= 0)
+    assert drafts_after_a_three(SamplingParams(**common, **penalised), ids < 5) == expected
+    assert drafts_after_a_three(SamplingParams(**{**common, "logit_bias": {6: -99.0}}), ids >= 0) != expected
+
+
 def test_a_kept_stop_token_judges_no_later_slot() -> None:
     told = Block(index=0, drafts=[3, EOS, 4], confidence=[0.1, 0.2, 0.3], accepted=2, committed=2, stopped=True)
     assert (told.calibration_row().judged, told.calibration_row().accepted) == (2, 2)
