@@ -21,7 +21,7 @@ from optimized.ops import (  # noqa: F401  (each names its operations for the ta
     sparse_attention,
     store_entries,
 )
-from optimized.ops import portable as _portable  # noqa: F401  (registers the CPU implementations)
+from optimized.ops import portable as _portable  # noqa: F401  (registers its implementations)
 from optimized.ops.registry import BACKENDS, TableRow, table
 
 __all__ = ["BACKENDS", "TableRow", "table"]

@@ -15,7 +15,7 @@ import torch
 from reference.spec.errors import KernelUnavailableError
 
 BACKENDS = ("cpu", "cuda", "ascend")
-MEASURED, COMPILES_ONLY, MISSING = "measured", "compiles only", "missing"
+MEASURED, COMPILES_ONLY, UNTESTED, MISSING = "measured", "compiles only", "untested", "missing"
 
 _BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
 
@@ -27,7 +27,7 @@ class Implementation:
     """One backend's code for one operation.
 
     provider: where it comes from ("portable", a kernel library, "tilelang").
-    state: MEASURED or COMPILES_ONLY.
+    state: MEASURED (its tests ran there), COMPILES_ONLY or UNTESTED (nothing is known).
     row_invariant: a row's bits depend on that row and on the model's dimensions only.
     """
 

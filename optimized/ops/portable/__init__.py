@@ -1,6 +1,7 @@
-"""Every operation in plain torch: exact on the CPU, where it carries float64 between the named rounding boundaries.
+"""Every operation in plain torch, carrying float64 between the named rounding boundaries; exact on the CPU.
 
-Importing this package registers the implementations. It knows nothing about other backends.
+Importing this package registers the implementations, for the CPU and for CUDA, where they serve until a kernel takes
+an operation's place: outside the CPU none of them reads a tensor on the host or has a shape that depends on data.
 """
 
 from optimized.ops.portable import (
@@ -21,6 +22,7 @@ from optimized.ops.portable import (
     sparse_attention,
     store_entries,
 )
+from optimized.ops.registry import MEASURED, UNTESTED, implementations, register
 
 __all__ = [
     "adjust_logits",
@@ -40,3 +42,16 @@ __all__ = [
     "sparse_attention",
     "store_entries",
 ]
+
+#: Operations that ran on an NVIDIA H200 as parts of the engine, with results that were compared with the CPU's.
+_MEASURED_ON_CUDA: frozenset[str] = frozenset()
+
+
+def _serve_cuda() -> None:
+    """Registers what serves the CPU for CUDA too."""
+    for (name, backend), found in list(implementations().items()):
+        if backend == "cpu":
+            register(name, backend="cuda", state=MEASURED if name in _MEASURED_ON_CUDA else UNTESTED)(found.function)
+
+
+_serve_cuda()

@@ -13,7 +13,7 @@ from optimized.ops.portable.rounding import round_bf16
 from optimized.ops.registry import register
 
 _LOG2_E = math.log2(math.e)
-_BLOCK_BYTES = 1 << 21  # of gathered keys at a time
+_CPU_BLOCK_BYTES, _BLOCK_BYTES = 1 << 21, 1 << 28  # of gathered keys at a time: what a CPU's cache holds; elsewhere
 
 
 class _Keys(NamedTuple):
@@ -79,7 +79,7 @@ def sparse_attention(
     width = q.shape[2]
     sink = sink.double() * _LOG2_E
     length = window_index.shape[1] + (0 if entry_index is None else entry_index.shape[1])
-    block = max(1, _BLOCK_BYTES // (8 * width * length))
+    block = max(1, (_CPU_BLOCK_BYTES if q.device.type == "cpu" else _BLOCK_BYTES) // (8 * width * length))
     outputs = []
     for start in range(0, q.shape[0], block):
         some = slice(start, start + block)
