@@ -38,7 +38,11 @@ class EngineConfig:
             max_model_len tokens need, within gpu_memory_utilization of the free memory.
         gpu_memory_utilization: share of the device's memory (main memory on CPU) that weights and caches may take, 0
             to 1.
-        device: "auto" or "cpu".
+        device: "auto" (the CPU), "cpu", "cuda" or "cuda:1", …; on CUDA the portable operations run, in float64, so that
+            it serves to test models of test size, not to serve large ones.
+        enforce_eager: never capture decode steps as CUDA graphs; no result depends on it, and on the CPU nothing does.
+        sync_guard: for debugging: what makes the host wait for a CUDA device while it launches a step raises; the
+            results of a step are waited for elsewhere. On the CPU it does nothing.
         seed: makes a whole run repeatable: requests without a seq_seed of their own take theirs from a generator seeded
             with it. None: from the operating system.
         yoco_mode: bounded replay of the decoder layers (those from the last KV source on) in prefill. "off": all rows
@@ -69,6 +73,8 @@ class EngineConfig:
     num_pages: int | None = None
     gpu_memory_utilization: float = 0.9
     device: str = "auto"
+    enforce_eager: bool = False
+    sync_guard: bool = False
     seed: int | None = None
     log_stats_interval: int = 0
     yoco_mode: str = "off"
@@ -93,7 +99,7 @@ class EngineConfig:
         limit = self.grammar_timeout
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise ConfigError(f"grammar_timeout: got {shown(limit)}; accepted: a finite number of seconds above 0")
-        for name in ("async_scheduling", "poison_unused"):
+        for name in ("async_scheduling", "poison_unused", "enforce_eager", "sync_guard"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: got {shown(getattr(self, name))}; accepted: True or False")
         if self.yoco_mode not in YOCO_MODES:

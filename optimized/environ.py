@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -126,10 +127,10 @@ VARIABLES: dict[str, Variable] = {
     "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": Variable(parse_number_list),
     "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": Variable(parse_int),
     "DFLASH_ENFORCE_EAGER": Variable(parse_bool),
-    "DISABLE_SYNC_GUARD": Variable(parse_bool, satisfied=(True,)),  # there is no such guard
+    "DISABLE_SYNC_GUARD": Variable(parse_bool, option="sync_guard", convert=operator.not_),
     "ENABLE_MEMORY_TRACING": Variable(parse_bool, satisfied=_OFF),
     "ENABLE_MTP_VARLEN": Variable(parse_bool, satisfied=_OFF),
-    "ENFORCE_EAGER": Variable(parse_bool, satisfied=(True,)),  # steps are never captured as graphs
+    "ENFORCE_EAGER": Variable(parse_bool, option="enforce_eager"),
     "ENGRAM_FORCE_GPU_STORAGE": Variable(parse_bool),
     "ENGRAM_PAD_TOKEN": Variable(parse_int),
     "EXPERT_COUNT_WINDOW_SIZE": Variable(parse_int),

@@ -58,7 +58,14 @@ class Engine:
         self._abort_calls: deque[str] = deque()
         self._to_abort: set[str] = set()
         self._in_flight: LaunchedStep | None = None
-        self._pipeline = StepPipeline(worker, self._num_ids, config.logprobs_mode, threaded=config.async_scheduling)
+        accelerated = config.device.startswith("cuda")
+        self._pipeline = StepPipeline(
+            worker,
+            self._num_ids,
+            config.logprobs_mode,
+            threaded=config.async_scheduling and not accelerated,
+            guarded=config.sync_guard and accelerated,
+        )
         self._scheduler = self._new_scheduler()
         self._structured = StructuredRequests(model, config, tokenizer)
 

@@ -75,16 +75,18 @@ class LaunchedStep:
 class StepPipeline:
     """Queues the forward passes and the sampling of steps."""
 
-    def __init__(self, worker: Worker, num_ids: int, logprobs_mode: LogprobsMode, *, threaded: bool) -> None:
+    def __init__(
+        self, worker: Worker, num_ids: int, logprobs_mode: LogprobsMode, *, threaded: bool, guarded: bool = False
+    ) -> None:
         """
         Args:
             num_ids: ids that the tokenizer has; none beyond them is ever drawn.
-            threaded: the host goes on while the device works.
+            threaded: the device is a thread, so that the host goes on while it works. guarded: see DeviceQueue.
         """
         self._worker = worker
         self._num_ids = num_ids
         self._logprobs_mode = logprobs_mode
-        self._queue = DeviceQueue(threaded=threaded)
+        self._queue = DeviceQueue(threaded=threaded, guarded=guarded)
 
     def launch(
         self, plan: StepPlan, members: list[Sequence], previous: LaunchedStep | None, used: UsedMemory | None = None

@@ -223,7 +223,7 @@ def test_resuming_another_file_is_refused_and_changes_nothing(
     [
         (["--temperature", "-1"], "temperature"),
         (["--max-num-seqs", "0"], "max_num_seqs: got 0"),
-        (["--device", "cuda"], "device: 'cuda' is not supported yet"),
+        (["--device", "ascend"], "device: 'ascend' is not supported yet"),
         (["--max-line-bytes", "0"], "--max-line-bytes: got 0"),
         (["--output", "-", "--resume"], "need an --output file"),
         (["--output", "/no/such/folder/out"], "/no/such/folder/out: cannot be written"),

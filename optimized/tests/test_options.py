@@ -42,6 +42,8 @@ def model(tmp_path: Path) -> ModelConfig:
         ("gpu_memory_utilization", float("nan")),
         ("gpu_memory_utilization", True),
         ("device", None),
+        ("enforce_eager", 1),
+        ("sync_guard", "no"),
         ("seed", -1),
         ("seed", 2**64),
         ("log_stats_interval", -1),
@@ -89,10 +91,22 @@ def test_replay_keeps_what_decoding_reads(drafts: int, least: int) -> None:
 
 def test_devices_that_do_not_run_yet_are_told_from_words_that_are_none() -> None:
     assert resolve("auto") == resolve("cpu") == "cpu"
-    with pytest.raises(UnsupportedError, match="'cuda:1' is not supported yet; accepted: auto, cpu"):
-        resolve("cuda:1")
+    with pytest.raises(UnsupportedError, match="'ascend:1' is not supported yet; accepted: auto, cpu, cuda"):
+        resolve("ascend:1")
     with pytest.raises(ConfigError, match=r"'cpuu'; nearest is 'cpu'"):
         resolve("cpuu")
+    with pytest.raises(ConfigError, match=r"got 'cuda:x'.*accepted: auto, cpu, cuda"):
+        resolve("cuda:x")
+
+
+def test_a_cuda_device_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [resolve("cuda"), resolve("cuda:1")] == ["cuda:0", "cuda:1"]
+    with pytest.raises(ConfigError, match=r"got 'cuda:2', but torch .* accepted: auto, cpu, cuda:0, cuda:1"):
+        resolve("cuda:2")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"got 'cuda', but torch .* sees no such device here; accepted: auto, cpu$"):
+        resolve("cuda")
 
 
 def test_an_honoured_variable_overrides_the_option(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,6 +117,8 @@ def test_an_honoured_variable_overrides_the_option(caplog: pytest.LogCaptureFixt
     assert "overrides log_stats_interval=3 with 50" in caplog.text
     replay = {"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": "compact", "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "140"}
     assert environ.overrides({"DEEPINFER_ZERO_OVERHEAD_SCHEDULING": "off"}) == {"async_scheduling": False}
+    assert environ.overrides({"DEEPINFER_ENFORCE_EAGER": "1"}) == {"enforce_eager": True}
+    assert environ.overrides({"DEEPINFER_DISABLE_SYNC_GUARD": "0"}) == {"sync_guard": True}
     assert environ.merged({}, replay) == {"yoco_mode": "compact", "yoco_keep_tokens": 140}
 
 
@@ -150,9 +166,7 @@ def test_a_known_variable_without_effect_is_reported_unless_it_asks_for_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    environ.overrides(
-        {"DEEPINFER_USE_NEXTN_DECODE": "0", "DEEPINFER_BATCH_INVARIANT": "1", "DEEPINFER_ENFORCE_EAGER": "1"}
-    )
+    environ.overrides({"DEEPINFER_USE_NEXTN_DECODE": "0", "DEEPINFER_BATCH_INVARIANT": "1"})
     assert caplog.text == ""
     environ.overrides({"DEEPINFER_USE_NEXTN_DECODE": "5"})
     assert "DEEPINFER_USE_NEXTN_DECODE=5 is not supported yet and has no effect" in caplog.text

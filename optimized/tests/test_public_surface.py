@@ -18,13 +18,14 @@ pytestmark = pytest.mark.ci
 EXPORTS = """LLM CheckpointError CompletionOutput ConfigError CounterpointError EngineConfig EngineError
     KernelUnavailableError Logprob RequestError RequestMetrics RequestOutput SamplingParams UnsupportedError"""
 ENGINE_OPTIONS = """max_num_seqs max_num_batched_tokens max_model_len page_size num_pages gpu_memory_utilization device
-    seed log_stats_interval yoco_mode yoco_keep_tokens async_scheduling poison_unused logprobs_mode
-    grammar_workers grammar_timeout grammar_cache_bytes"""
+    enforce_eager sync_guard seed log_stats_interval yoco_mode yoco_keep_tokens async_scheduling poison_unused
+    logprobs_mode grammar_workers grammar_timeout grammar_cache_bytes"""
 GENERATE_OPTIONS = """--help --model --revision --prompt --input --output --resume --overwrite --max-line-bytes
     --progress --no-progress --log-level --n --max-tokens --min-tokens --temperature --top-k --top-p --min-p --seq-seed
     --logprobs --prompt-logprobs --presence-penalty --frequency-penalty --repetition-penalty
     --stop --stop-token-ids --ignore-eos --max-num-seqs --max-num-batched-tokens --max-model-len --page-size
-    --num-pages --gpu-memory-utilization --device --seed --log-stats-interval --yoco-mode
+    --num-pages --gpu-memory-utilization --device --enforce-eager --no-enforce-eager --sync-guard --no-sync-guard
+    --seed --log-stats-interval --yoco-mode
     --yoco-keep-tokens --async-scheduling --no-async-scheduling --poison-unused --no-poison-unused
     --logprobs-mode --grammar-workers --grammar-timeout --grammar-cache-bytes"""
 VARIABLES = """ACCELERATOR BATCH_INVARIANT COMPUTE_SUM_SMALLER_PROBS CPP_LOG_LEVEL CUDAGRAPH_BATCH_SIZE_INTERVAL

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from optimized.model.replay import select_rows
 from optimized.model.step import KeptRows, StepInputs
+from optimized.worker.transfer import write
 from reference.spec.errors import EngineError
 
 if TYPE_CHECKING:
@@ -109,14 +110,14 @@ class InputBatch:
             starts = np.concatenate((starts, plan.num_rows + 1 + extra))
             wanted = np.concatenate((wanted, plan.num_rows + extra))
         total = rows.shape[1]
-        self._rows[:, :total].copy_(torch.from_numpy(rows))
+        write(self._rows[:, :total], rows)
         self._take_previous(plan, previous)
-        pages = self._page_table[: table.shape[0], : table.shape[1]].copy_(torch.from_numpy(table))
+        pages = write(self._page_table[: table.shape[0], : table.shape[1]], table)
         fields = {name: self._rows[index, :total] for index, name in enumerate(_ROW_FIELDS)}
         return StepInputs(
             **fields,
             page_table=pages,
-            sample_rows=self._wanted[: len(wanted)].copy_(torch.from_numpy(wanted)),
+            sample_rows=write(self._wanted[: len(wanted)], wanted),
             query_start=starts.tolist(),
             max_position=last,
             kept=self._kept(plan, starts) if self._compact and plan.kind == "prefill" else None,
@@ -144,7 +145,7 @@ class InputBatch:
         return KeptRows(self._list(0, kept), self._list(1, first), kept_start.tolist())
 
     def _list(self, index: int, values: np.ndarray) -> torch.Tensor:
-        return self._lists[index, : len(values)].copy_(torch.from_numpy(values))
+        return write(self._lists[index, : len(values)], values)
 
 
 def _buffer_shapes(max_rows: int, max_requests: int, max_pages: int) -> dict[str, tuple[int, ...]]:

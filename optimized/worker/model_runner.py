@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from optimized.model.caches import Caches
 from optimized.model.transformer import Transformer
+from optimized.worker.captured_steps import CapturedSteps
 from optimized.worker.input_batch import InputBatch
+from optimized.worker.transfer import upload
 
 if TYPE_CHECKING:
     from optimized._core import StepPlan
@@ -23,8 +25,15 @@ if TYPE_CHECKING:
 class ModelRunner:
     """One model over one set of caches."""
 
-    def __init__(self, model: Transformer, caches: Caches, batch: InputBatch) -> None:
+    def __init__(
+        self, model: Transformer, caches: Caches, batch: InputBatch, captured: CapturedSteps | None = None
+    ) -> None:
+        """
+        Args:
+            captured: runs the forward passes of decode steps; None: they run eagerly.
+        """
         self._model = model
+        self._captured = captured
         self._caches = caches
         self._batch = batch
         self._device = model.weights.embed.device
@@ -42,10 +51,14 @@ class ModelRunner:
         fresh = np.flatnonzero(plan.fresh)
         if len(fresh):
             slots = np.asarray(plan.slots, dtype=np.int64)[fresh]
-            self._caches.clear_slots(torch.from_numpy(slots).to(self._device))
+            self._caches.clear_slots(upload(slots, self._device))
         if not plan.num_rows:
             return torch.empty(0, self._model.config.vocab_size, dtype=torch.float64, device=self._device)
-        logits = self._model.forward(self._batch.fill(plan, more_rows, previous), self._caches)
+        inputs = self._batch.fill(plan, more_rows, previous)
+        if self._captured is not None and plan.kind == "decode":
+            logits = self._captured.forward(inputs)
+        else:
+            logits = self._model.forward(inputs, self._caches)
         return logits[: np.count_nonzero(plan.sample_rows >= 0) + (0 if more_rows is None else len(more_rows))]
 
     @torch.inference_mode()
@@ -58,4 +71,4 @@ class ModelRunner:
         geometry = self._caches.geometry
         slots = np.delete(np.arange(geometry.num_slots), used_slots)
         pages = np.delete(np.arange(geometry.num_pages), used_pages)
-        self._caches.poison(torch.from_numpy(slots).to(self._device), torch.from_numpy(pages).to(self._device))
+        self._caches.poison(upload(slots, self._device), upload(pages, self._device))

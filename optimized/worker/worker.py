@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from optimized.model.caches import CacheGeometry, Caches
 from optimized.model.transformer import Transformer
 from optimized.model.weights import load_weights, planned_bytes
-from optimized.worker.input_batch import InputBatch
-from optimized.worker.memory import MemoryPlan, available_bytes, plan_memory, sequence_pages
+from optimized.worker.captured_steps import CapturedSteps
+from optimized.worker.input_batch import InputBatch, bucket_rows
+from optimized.worker.memory import MemoryPlan, available_bytes, device_overhead, plan_memory, sequence_pages
 from optimized.worker.model_runner import ModelRunner
 from reference.spec.config import ModelConfig
 from reference.spec.errors import ConfigError
+from reference.spec.tensors import tensor_plan
 from reference.spec.token_map import checked_token_map
 
 if TYPE_CHECKING:
@@ -51,12 +53,22 @@ class Worker:
         _check_page_size(model_config, config.page_size)
         geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
         max_pages = sequence_pages(max_model_len, geometry)
+        scratch = InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages)
+        capture_stream, most_decoded = None, bucket_rows(config.max_num_seqs)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            if not config.enforce_eager:
+                capture_stream = torch.cuda.Stream(device)
+                scratch += CapturedSteps.planned_bytes(model_config.vocab_size, most_decoded)
+        # The experts of a layer are stacked on the device: it has fewer tensors than the checkpoint, caches included.
+        overhead = device_overhead(device, capture_stream, len(tensor_plan(model_config)))
         self._memory_plan = plan_memory(
             model_config,
             geometry,
             max_model_len,
             weights=planned_bytes(model_config),
-            scratch=InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages),
+            scratch=scratch,
+            overhead=overhead,
             budget=int(available_bytes(device) * config.gpu_memory_utilization),
             asked=config.num_pages,
         )
@@ -70,7 +82,8 @@ class Worker:
         compact = config.yoco_mode == "compact"
         batch = InputBatch(max_rows, config.max_num_seqs, max_pages, config.page_size, device, compact=compact)
         model = Transformer(model_config, weights, token_map, geometry, poison_padding=config.poison_unused)
-        self._runner = ModelRunner(model, caches, batch)
+        captured = None if capture_stream is None else CapturedSteps(model, caches, most_decoded, capture_stream)
+        self._runner = ModelRunner(model, caches, batch, captured)
 
     def num_pages(self) -> int:
         """Pages of the pool, page 0 included."""
