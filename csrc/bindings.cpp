@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "scheduler.hpp"
+#include "verification_budget.hpp"
 
 namespace py = pybind11;
 
@@ -23,9 +24,10 @@ template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
 
 template <typename T>
-std::span<const T> view(const char* name, const Array<T>& array) {
-    if (array.ndim() != 1) {
-        throw std::invalid_argument(std::string(name) + ": has " + std::to_string(array.ndim()) + " dimensions, must have 1");
+std::span<const T> view(const char* name, const Array<T>& array, py::ssize_t dimensions = 1) {
+    if (array.ndim() != dimensions) {
+        throw std::invalid_argument(std::string(name) + ": has " + std::to_string(array.ndim()) + " dimensions, must have " +
+                                    std::to_string(dimensions));
     }
     if (reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) != 0) {
         throw std::invalid_argument(std::string(name) + ": is not aligned to its elements");
@@ -210,14 +212,6 @@ void bind_requests(py::class_<LockedScheduler>& scheduler) {
     scheduler.def("abort", [](LockedScheduler& self, std::int64_t id) {
         return self.with([&](Scheduler& s) { return s.abort(id); });
     }, py::arg("request_id"));
-    scheduler.def(
-        "set_verify_lengths",
-        [](LockedScheduler& self, const Array<std::int64_t>& request_ids, const Array<std::int32_t>& lengths) {
-            const auto ids = view("request_ids", request_ids);
-            const auto values = view("lengths", lengths);
-            self.with([&](Scheduler& s) { s.set_verify_lengths(ids, values); });
-        },
-        py::arg("request_ids").noconvert(), py::arg("lengths").noconvert());
     scheduler.def("explain_never", [](LockedScheduler& self, std::int64_t prompt_length, std::int64_t max_tokens) {
         return self.with([&](Scheduler& s) { return s.explain_never(prompt_length, max_tokens); });
     }, py::arg("prompt_len"), py::arg("max_tokens"));
@@ -276,10 +270,20 @@ std::unique_ptr<LockedScheduler> make_scheduler(std::int64_t num_pages, std::int
     return std::make_unique<LockedScheduler>(options, python_reduction(reduce));
 }
 
+std::int64_t choose_budget_of(const Array<float>& survivals, const Array<std::int32_t>& most, const Array<double>& cost) {
+    const auto lengths = view("most", most);
+    const auto values = view("survivals", survivals, 2);
+    if (survivals.shape(0) != most.size()) {
+        throw std::invalid_argument("survivals: has " + std::to_string(survivals.shape(0)) + " rows, must have " +
+                                    std::to_string(most.size()) + " as most");
+    }
+    return choose_budget(values, survivals.shape(1), lengths, view("cost", cost));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
-    module.doc() = "Scheduler, page manager and step plans of the engine; see _core.pyi.";
+    module.doc() = "Scheduler, page manager, step plans and verification budget of the engine; see _core.pyi.";
     py::native_enum<Admission>(module, "Admission", "enum.Enum")
         .value("OK", Admission::OK)
         .value("LATER", Admission::LATER)
@@ -297,6 +301,8 @@ PYBIND11_MODULE(_core, module) {
     bind_requests(scheduler);
     bind_steps(scheduler);
     bind_inspection(scheduler);
+    module.def("choose_budget", &choose_budget_of, py::arg("survivals").noconvert(), py::arg("most").noconvert(),
+               py::arg("cost").noconvert());
 }
 
 }  // namespace counterpoint

@@ -1,4 +1,5 @@
 // The scheduler's ledger: what a finished step changes. See scheduler.hpp.
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -64,9 +65,13 @@ void Scheduler::check_result(const Flight& flight, const StepResult& result) con
         require(result.request_ids[i] == row.request_id, [&] {
             return at("request_ids", i, result.request_ids[i]) + "the plan has request " + std::to_string(row.request_id) + " there";
         });
-        const bool live = find_live(row) != nullptr;
-        const bool must_yield = live && row.sampled && result.finished[i] == 0;
-        require_range("counts", i, result.counts[i], must_yield ? 1 : 0, live && !row.sampled ? 0 : 1 + row.drafts);
+        const Request* request = find_live(row);
+        const bool must_yield = request != nullptr && row.sampled && result.finished[i] == 0;
+        std::int64_t most = 1 + row.drafts;
+        if (request != nullptr) {
+            most = row.sampled ? std::min(most, request->limit - request->length()) : 0;
+        }
+        require_range("counts", i, result.counts[i], must_yield ? 1 : 0, most);
     }
     require_length("tokens", result.tokens, sum(result.counts));
     require_tokens("tokens", result.tokens);
@@ -121,13 +126,17 @@ std::vector<std::int32_t> Scheduler::commit(std::int64_t step_id, const StepResu
 
 void Scheduler::settle(Request& request, const FlightRow& row, std::span<const std::int64_t> tokens,
                        std::span<const std::int64_t> drafts) {
-    request.computed = row.end;
-    if (!row.sampled) {
-        return;
+    if (request.state == RequestState::PREFILL) {
+        request.computed = row.end;
+        if (row.end < request.prefill_length()) {
+            return;
+        }
+        request.state = RequestState::RUNNING;
     }
-    request.state = RequestState::RUNNING;
-    request.steps_in_flight -= 1;
-    request.most_in_flight -= 1 + row.drafts;
+    if (row.sampled) {
+        request.steps_in_flight -= 1;
+        request.most_in_flight -= 1 + row.drafts;
+    }
     request.tokens.insert(request.tokens.end(), tokens.begin(), tokens.end());
     request.computed = request.length() - 1;
     if (request.steps_in_flight == 0) {  // else these follow a token that the step in flight has already replaced

@@ -85,10 +85,10 @@ bool Scheduler::can_admit(const Request& request) const {
     return pages_.num_free() >= need + num_running() && !is_cache_full();
 }
 
-// All of its tokens, and the room that a decode step after its next may use.
+// All of its tokens, and the room that a decode step after its next may use; never more than in its whole life.
 std::int64_t Scheduler::pages_to_go_on(const Request& request) const {
     const std::int64_t longest = request.most_length() + (request.state == RequestState::WAITING ? 1 : 0);
-    return pages_.pages_for(longest + options_.nextn);
+    return pages_.pages_for(std::min(longest - 1, request.limit) + options_.nextn + 1);
 }
 
 bool Scheduler::can_decode() const {
@@ -109,7 +109,7 @@ void Scheduler::admit(Request& request) {
 }
 
 std::int64_t Scheduler::chunk_rows(const Request& request, std::int64_t budget) const {
-    const std::int64_t remaining = request.length() - request.computed;
+    const std::int64_t remaining = request.prefill_length() - request.computed;
     if (remaining <= budget) {
         return remaining;
     }
@@ -123,7 +123,7 @@ std::shared_ptr<StepPlan> Scheduler::plan_prefill() {
     if (partial() != nullptr) {
         Request& request = *running_.back();
         const std::int64_t rows = chunk_rows(request, budget);
-        const bool whole = request.computed + rows == request.length();
+        const bool whole = request.computed + rows == request.prefill_length();
         append_chunk(*plan, request, rows);
         budget = whole ? budget - rows : 0;
     }
@@ -135,7 +135,7 @@ std::shared_ptr<StepPlan> Scheduler::plan_prefill() {
         }
         admit(request);
         append_chunk(*plan, request, rows);
-        budget = rows == request.length() ? budget - rows : 0;
+        budget = rows == request.prefill_length() ? budget - rows : 0;
     }
     history_ = {.decodes_since_prefill = 0, .prefills_since_decode = history_.prefills_since_decode + 1};
     launch(*plan);
@@ -144,16 +144,16 @@ std::shared_ptr<StepPlan> Scheduler::plan_prefill() {
 
 void Scheduler::append_chunk(StepPlan& plan, Request& request, std::int64_t rows) {
     const std::int64_t end = request.computed + rows;
-    const bool last = end == request.length();
+    const bool sampled = end == request.length();  // a request that comes back has its next token already
     const std::span<const std::int64_t> tokens(request.tokens);
     plan.append(request.id, request.slot, request.computed,
                 tokens.subspan(static_cast<std::size_t>(request.computed), static_cast<std::size_t>(rows)),
-                last ? static_cast<std::int32_t>(plan.num_rows() + rows - 1) : -1, request.computed == 0,
+                sampled ? static_cast<std::int32_t>(plan.num_rows() + rows - 1) : -1, request.computed == 0,
                 request.replay_start, -1);
-    planned_.rows.push_back({request.id, request.admission, request.slot, end, 0, last});
+    planned_.rows.push_back({request.id, request.admission, request.slot, end, 0, sampled});
     request.last_step = plan.step_id;
     request.last_index = plan.num_requests() - 1;
-    if (last) {
+    if (sampled) {
         request.steps_in_flight = 1;
         request.most_in_flight = 1;
     }
@@ -179,7 +179,7 @@ std::shared_ptr<StepPlan> Scheduler::plan_decode() {
     return plan;
 }
 
-// Pages for the longest this step can make the request. False: it sits out this step (its pages are on their way back
+// Pages for the rows of this step. False: it sits out this step (its pages are on their way back
 // behind a step in flight) or was itself the one to preempt.
 bool Scheduler::reserve_decode_pages(std::size_t index, std::int64_t& promised) {
     Request& request = *running_[index];
@@ -209,10 +209,12 @@ bool Scheduler::reserve_decode_pages(std::size_t index, std::int64_t& promised) 
 }
 
 std::int64_t Scheduler::draft_rows(const Request& request) const {
-    const std::int64_t room = request.limit - request.most_length() - 1;  // committed + drafts + 1 stays within the limit
+    // At its least length the drafts and one token more stay within the limit: the drafts of a sequence that long, whatever
+    // the host knows of it yet. The device drops those beyond its true length.
+    const std::int64_t room = request.limit - request.least_length() - 1;
     const bool on_device = request.steps_in_flight > 0;
     const std::int64_t given = on_device ? options_.nextn : static_cast<std::int64_t>(request.drafts.size());
-    return std::max<std::int64_t>(std::min({given, request.verify_length, room}), 0);
+    return std::min(given, room);
 }
 
 void Scheduler::append_decode(StepPlan& plan, Request& request) {

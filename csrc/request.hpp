@@ -31,7 +31,6 @@ struct Request {
     RequestState state = RequestState::WAITING;
     std::vector<std::int64_t> tokens;  // prompt and committed output
     std::vector<std::int64_t> drafts;  // to be verified by the next decode step; filled by commit
-    std::int64_t verify_length = 0;    // most drafts a decode step verifies
     std::int64_t computed = 0;         // positions whose KV is in the pages, as far as commits have told
 
     std::int64_t admission = 0;  // a new number at every admission: a row of an older one is a zombie
@@ -44,7 +43,9 @@ struct Request {
     std::int64_t most_in_flight = 0;   // tokens these steps append if every draft is accepted
 
     std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
-    // Host's bounds on the length once every step in flight is committed.
+    // Positions that prefill steps compute: the prompt, and of a request that comes back all but its last token.
+    std::int64_t prefill_length() const { return length() - (length() > prompt_length ? 1 : 0); }
+    // Host's bounds on the length once every step in flight is committed; the upper one as if there were no limit.
     std::int64_t most_length() const { return length() + most_in_flight; }
     std::int64_t least_length() const { return length() + steps_in_flight; }
     bool is_ending() const { return least_length() >= limit; }

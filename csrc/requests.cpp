@@ -77,7 +77,6 @@ Admission Scheduler::add(std::int64_t id, std::span<const std::int64_t> prompt, 
     request->prompt_length = length;
     request->limit = sequence_limit(length, max_tokens);
     request->replay_start = static_cast<std::int32_t>(replay_start);
-    request->verify_length = options_.nextn;
     request->tokens.assign(prompt.begin(), prompt.end());
     calls_without_progress_ = 0;
     waiting_.emplace(request->arrival, request.get());
@@ -102,23 +101,6 @@ bool Scheduler::abort(std::int64_t id) {
     return true;
 }
 
-void Scheduler::set_verify_lengths(std::span<const std::int64_t> ids, std::span<const std::int32_t> lengths) {
-    if (ids.size() != lengths.size()) {
-        throw std::invalid_argument("lengths: has " + std::to_string(lengths.size()) + " elements, must have " +
-                                    std::to_string(ids.size()));
-    }
-    for (const std::int32_t length : lengths) {
-        if (length < 0 || length > options_.nextn) {
-            throw std::invalid_argument(named("lengths", length) + "must be in 0 .. nextn = " + std::to_string(options_.nextn));
-        }
-    }
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-        if (const auto found = requests_.find(ids[i]); found != requests_.end()) {
-            found->second->verify_length = lengths[i];
-        }
-    }
-}
-
 void Scheduler::release_resources(Request& request) {
     by_slot_[static_cast<std::size_t>(request.slot)] = nullptr;
     Deferred held{launched_, std::move(request.pages), request.slot};
@@ -140,7 +122,6 @@ void Scheduler::preempt(Request& request) {
     release_resources(request);
     request.state = RequestState::WAITING;
     request.drafts.clear();
-    request.verify_length = options_.nextn;
     request.computed = 0;
     request.admission = 0;
     request.steps_in_flight = 0;

@@ -60,7 +60,6 @@ public:
     bool abort(std::int64_t id);
     std::string explain_never(std::int64_t prompt_length, std::int64_t max_tokens) const;
     std::int64_t lifetime_pages(std::int64_t prompt_length, std::int64_t max_tokens) const;
-    void set_verify_lengths(std::span<const std::int64_t> ids, std::span<const std::int32_t> lengths);
 
     // planning.cpp, commit.cpp: the step loop
     std::shared_ptr<StepPlan> schedule();

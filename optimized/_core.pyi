@@ -1,7 +1,8 @@
 """Typed surface of the C++ core: which request runs next, in which pages and state slots.
 
 Knows nothing about tensors, weights, text or sampling: it sees token ids, lengths and step results only.
-Sources: the serving specification, section 6 (scheduler and memory), and csrc/.
+choose_budget stands by itself: it sees confidences and the cost of a step only.
+Sources: the serving specification, sections 6 (scheduler and memory) and 1.8 (verification budget), and csrc/.
 
 Arrays that go in must already have the dtype and be C-contiguous (TypeError otherwise, never a silent copy).
 Arrays that come out share the plan's memory: they stay valid as long as any of them (or the plan) is alive,
@@ -69,21 +70,25 @@ class StepPlan:
     @property
     def positions(self) -> NDArray[np.int64]:
         """[N] position of each row in its sequence, from 0, contiguous within a request. Where previous_rows[r] >= 0
-        this assumes that the step in flight accepts all its drafts; the device subtracts what it rejected."""
+        this assumes that the step in flight accepts all its drafts; the device subtracts what it rejected. Of T tokens
+        that the request then has, it verifies at most limit - T - 1 drafts; the rows of the others are dead, and what
+        is left stands below the limit."""
     @property
     def tokens(self) -> NDArray[np.int64]:
         """[N] token id of each row; -1: not on the host yet, taken on the device from the step in flight."""
     @property
     def kv_lens(self) -> NDArray[np.int32]:
-        """[R] sequence length after this step = position of the request's last row + 1."""
+        """[R] sequence length after this step = position of the request's last row + 1; assumed as positions are, so
+        that it may be beyond the request's last length."""
     @property
     def page_table(self) -> NDArray[np.int32]:
         """[R, P] page of positions j * page_size .. (j + 1) * page_size - 1; 0 = no page. P = the largest page count in
-        the plan, at least 1."""
+        the plan, at least 1. Every position below both kv_lens and the request's last length has one."""
     @property
     def sample_rows(self) -> NDArray[np.int32]:
-        """[R] flat row whose logits give the request's next token; -1: a prefill chunk that is not the last. A decode
-        request with drafts (more than one row) gives its first row here; logits of all its rows are verified."""
+        """[R] flat row whose logits give the request's next token; -1: a prefill chunk that is not the last, or of a
+        request that comes back with output. A decode request with drafts (more than one row) gives its first row here;
+        logits of all its rows are verified."""
     @property
     def fresh(self) -> NDArray[np.bool_]:
         """[R] the slot was handed out for this step: the worker zeroes its state before the first row."""
@@ -100,7 +105,7 @@ class Scheduler:
     without the GIL.
 
     The policy, exactly (S = tokens of a request, prompt and committed output; longest = S + what the steps in flight
-    append if every draft is accepted; shortest = S + its sampled rows in flight; limit = its last length):
+    append if every draft is accepted; shortest = S + its steps in flight that sample; limit = its last length):
 
     Pages and slots. Number 0 is reserved. The page or slot freed last is handed out first, at first in ascending order.
     A request needs pages(n) = ceil((n + nextn + 1) / page_size) pages to be n tokens long: the room of one more step.
@@ -113,17 +118,22 @@ class Scheduler:
     A head that has waited for max_wait_steps decode steps is overdue: then its slot and its pages(S) are enough. The
     count is 0 after an admission and after a decode step that leaves the queue empty, else one more a decode step.
 
-    Prefill. The unfinished prompt (partial) first, then the queue, while the head is admissible. A chunk is what is
-    left of S, or ends at the last multiple of chunk_grid within the budget of max_num_batched_tokens rows; a chunk that
-    is not the last of its prompt ends the step, an empty one too. Nothing else is in flight with a prefill step.
+    Prefill. The unfinished prompt (partial) first, then the queue, while the head is admissible. What is computed is
+    the whole prompt, whose last row samples; of a request that comes back with output all its tokens but the last, and
+    no row samples: its last token is computed by its next decode step, with the drafts given to the commit of its last
+    chunk. A chunk is what is left of these, or ends at the last multiple of chunk_grid within the budget of
+    max_num_batched_tokens rows; a chunk that is not the last ends the step, an empty one too. Nothing else is in flight
+    with a prefill step.
 
-    Decode. Oldest first, every request with shortest < limit. Rows: its last token and d drafts, d = min(verify length,
-    limit - longest - 1, drafts), where drafts = those given to commit, or nextn if the request is in the step in flight
-    (its tokens are then -1 and known to the device only); never below 0. It needs pages(longest - 1). If they are not
-    free: the most recently admitted request is preempted, again and again, while free + deferred pages are fewer than
-    it needs and older ones of this step wait for. If that yields free pages and nobody older waits, it has them; if
-    they are on their way (deferred), it waits for them and sits out this step; else it is preempted itself. The oldest
-    is never preempted. A preempted request keeps its tokens, forgets drafts, and is next in the queue by its age.
+    Decode. Oldest first, every request with shortest < limit. Rows: its last token and d drafts, d = min(nextn,
+    limit - shortest - 1, drafts), where drafts = those given to commit, or nextn if the request is in the step in
+    flight (its tokens are then -1 and known to the device only). So at T tokens a request has all its drafts, up to
+    limit - T - 1, whether the step that made them T is committed or in flight; the device drops those planned for a
+    shorter one. It needs pages(min(longest - 1, limit)). If they are not free: the most recently admitted request is
+    preempted, again and again, while free + deferred pages are fewer than it needs and older ones of this step wait
+    for. If that yields free pages and nobody older waits, it has them; if they are on their way (deferred), it waits
+    for them and sits out this step; else it is preempted itself. The oldest is never preempted. A preempted request
+    keeps its tokens, forgets drafts, and is next in the queue by its age.
 
     Kind of the step. d = decode steps since the last prefill step, p = prefill steps since the last decode step, over
     all ranks alike. With `reduce`, each call first takes one vote (unless a prefill step is in flight: None at once):
@@ -206,10 +216,6 @@ class Scheduler:
         """Ends a request in any state, at once; False if no live request has this id. If a step that contains it is in
         flight, its pages and slot return when the newest step in flight is committed, and its rows in flight are
         zombies: commit takes the counts that a live row may have, 0 too, and appends nothing."""
-    def set_verify_lengths(self, request_ids: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
-        """[n], [n] most drafts that each request's next decode steps verify, 0 .. nextn, until set again; nextn at
-        first and after a preemption. Ids that are not live are passed over: they may have ended in flight. ValueError:
-        a length out of range, nothing was changed."""
     def has_work(self) -> bool:
         """True while a request is live or a step is not committed."""
     def schedule(self) -> StepPlan | None:
@@ -238,12 +244,13 @@ class Scheduler:
             step_id: of the oldest step in flight.
             request_ids: [R] equal to the plan's.
             tokens: [sum(counts)] sampled (or accepted and sampled) ids, request after request, each >= 0.
-            counts: [R] tokens of each request. Sampled rows: 1 .. 1 + drafts of the plan, or 0 if finished; prefill
-                chunks that are not the last: 0.
+            counts: [R] tokens of each request. Where sample_rows[r] >= 0: 1 .. 1 + drafts of the plan, and none beyond
+                the request's last length, or 0 if finished; elsewhere 0.
             finished: [R] the request ends with these tokens (stop, length, error); its pages and slot are freed. A
                 request that reaches its last token by length ends in any case.
-            draft_tokens, draft_counts: [sum], [R] with 0 .. nextn each: drafts to verify in the request's next decode
-                step; dropped if the request is in a later step already. None: no drafts.
+            draft_tokens, draft_counts: [sum], [R] with 0 .. nextn each: drafts of what follows the request's last
+                token, to verify in its next decode step; dropped if the request is in a later step already, or its
+                prefill is not complete. None: no drafts.
         Returns:
             [R] tokens appended to each request: counts, and 0 for zombies.
         Raises:
@@ -294,3 +301,19 @@ class Scheduler:
     def dump(self) -> str:
         """Human-readable state for a watchdog: pools, queues, steps in flight, what the head of the queue lacks, one
         line a request (the first 64)."""
+
+def choose_budget(survivals: NDArray[np.float32], most: NDArray[np.int32], cost: NDArray[np.float64]) -> int:
+    """K, the number of drafts that a step verifies: the greatest (R + sum of the K likeliest survivals) / cost[R + K].
+
+    The sum runs in float64 in descending order, every K is tried, the least is taken on ties; the same bits as
+    reference.verification_lengths.choose_budget. Takes no lock and knows no scheduler.
+
+    Args:
+        survivals: [R, n] probability that drafts 1 .. k of a request are all kept, of an earlier step; 0 .. 1. Those
+            below 1e-6 are no candidates.
+        most: [R] 0 .. n: the first so many drafts of each request are candidates; others are not read.
+        cost: [rows + 1] duration of a step of 0, 1, ... rows, in any unit, finite and above 0; cost[0] is not read.
+            rows >= R is the most rows of a step: R + K never exceeds it.
+    Raises:
+        ValueError: names the argument, and the entry that is wrong.
+    """

@@ -98,8 +98,7 @@ class Scheduler(State):
         if self.explain_never(len(prompt), max_tokens):
             return Admission.NEVER
         limit = min(len(prompt) + max_tokens, self.limits.max_model_len)
-        request = Request(request_id, list(prompt), len(prompt), limit, replay_start, verify_length=self.limits.nextn)
-        self.waiting.append(request)
+        self.waiting.append(Request(request_id, list(prompt), len(prompt), limit, replay_start))
         self.idle_calls = 0
         return Admission.OK
 
@@ -124,20 +123,6 @@ class Scheduler(State):
         self._end(request)
         self.idle_calls = 0
         return True
-
-    def set_verify_lengths(self, request_ids: list[int], lengths: list[int]) -> None:
-        """Most drafts that the next decode steps of each request verify; ids that are not live are passed over.
-
-        Raises ValueError for a length outside 0 .. nextn; then nothing was changed.
-        """
-        if len(request_ids) != len(lengths) or not all(0 <= length <= self.limits.nextn for length in lengths):
-            raise ValueError(
-                f"lengths {lengths} of requests {request_ids} must be as many, in 0 .. {self.limits.nextn}"
-            )
-        for request_id, length in zip(request_ids, lengths, strict=True):
-            request = self.find(request_id)
-            if request is not None:
-                request.verify_length = length
 
     # Steps
 
@@ -276,7 +261,7 @@ class Scheduler(State):
             budget -= self._prefill_rows(plan, partial, budget)
         while self.waiting and self._is_last_complete(plan) and self._is_admissible(self.waiting[0]):
             request = self.waiting[0]
-            if self.limits.chunk(request.computed, len(request.tokens), budget) == 0:
+            if self.limits.chunk(request.computed, request.prefill_len, budget) == 0:
                 break
             self._admit(request)
             budget -= self._prefill_rows(plan, request, budget)
@@ -284,7 +269,7 @@ class Scheduler(State):
 
     def _is_last_complete(self, plan: StepPlan) -> bool:
         """Whether the plan has no chunk that leaves its prompt unfinished."""
-        return not plan.sample_rows or plan.sample_rows[-1] >= 0
+        return not plan.requests or plan.kv_lens[-1] == plan.requests[-1].prefill_len
 
     def _admit(self, request: Request) -> None:
         self.waiting.remove(request)
@@ -296,12 +281,13 @@ class Scheduler(State):
         request.fresh = True
 
     def _prefill_rows(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Add the request's next chunk to the plan. Returns its rows."""
-        rows = self.limits.chunk(request.computed, len(request.tokens), budget)
+        """Add the request's next chunk to the plan; only the last of a prompt gives a token. Returns its rows."""
+        rows = self.limits.chunk(request.computed, request.prefill_len, budget)
         start, end = request.computed, request.computed + rows
-        is_last = end == len(request.tokens)
-        plan.append(request, start, request.tokens[start:end], is_last, previous_row=-1)
-        request.promised[plan.step_id] = 1 if is_last else 0
+        is_sampled = end == len(request.tokens)
+        plan.append(request, start, request.tokens[start:end], is_sampled, previous_row=-1)
+        if is_sampled:
+            request.promised[plan.step_id] = 1
         request.fresh = False
         return rows
 
@@ -324,7 +310,7 @@ class Scheduler(State):
         False: it waits for pages behind a fence, which no younger request may take before it, or was itself the most
         recently admitted and is preempted.
         """
-        missing = self.limits.pages_for(request.longest - 1) - len(request.pages)
+        missing = self.limits.pages_for(min(request.longest - 1, request.limit)) - len(request.pages)
         if missing <= 0:
             return True
         need = plan.owed_pages + missing
@@ -343,12 +329,11 @@ class Scheduler(State):
         return True
 
     def _decode_rows(self, plan: StepPlan, request: Request) -> None:
-        """Add the request's last token and its drafts to the plan; no draft may take it past its limit."""
+        """Add the request's last token and its drafts to the plan; at its shortest, none may take it past its limit."""
         start = request.longest - 1
-        most = max(0, min(request.verify_length, request.limit - request.longest - 1))
+        most = min(self.limits.nextn, request.limit - request.shortest - 1)
         if request.promised:
-            drafts = min(self.limits.nextn, most)
-            plan.append(request, start, [UNKNOWN_TOKEN] * (1 + drafts), True, self._previous_row(request))
+            plan.append(request, start, [UNKNOWN_TOKEN] * (1 + most), True, self._previous_row(request))
         else:
             plan.append(request, start, [request.tokens[-1], *request.drafts[:most]], True, previous_row=-1)
         request.drafts = []
@@ -362,10 +347,11 @@ class Scheduler(State):
     def _advance(self, plan: StepPlan, index: int, new: list[int], drafts: list[int]) -> None:
         """Append what a live row gave."""
         request = plan.requests[index]
+        is_complete = plan.kv_lens[index] == request.prefill_len
         request.tokens += new
         if plan.kind == "prefill":
             request.computed = plan.kv_lens[index]
-            request.state = "running" if plan.sample_rows[index] >= 0 else "prefill"
+            request.state = "running" if is_complete else "prefill"
         else:
             request.computed += len(new)
         request.drafts = drafts
@@ -376,12 +362,12 @@ class Scheduler(State):
             self.waiting.remove(request)
         else:
             self._release(request)
-        request.forget_progress(self.limits.nextn)
+        request.forget_progress()
 
     def _send_back(self, request: Request) -> None:
         """Release a request and put it before all that wait; tokens are kept."""
         self._release(request)
-        request.forget_progress(self.limits.nextn)
+        request.forget_progress()
         self.waiting.insert(0, request)
 
     def _release(self, request: Request) -> None:

@@ -30,6 +30,7 @@ _COPIED = (
     "reference/__init__.py",
     "reference/scheduler.py",
     "reference/scheduling",
+    "reference/verification_lengths.py",
     "equivalence/__init__.py",
     "equivalence/simulator",
 )

@@ -15,6 +15,7 @@ _DOOR = "csrc/requests.cpp"
 _PLANNING = "csrc/planning.cpp"
 _COMMIT = "csrc/commit.cpp"
 _VOTE = "csrc/vote.cpp"
+_BUDGET = "csrc/verification_budget.cpp"
 
 MEMORY = (
     Mutation(
@@ -62,9 +63,16 @@ MEMORY = (
     Mutation(
         "room_without_drafts",
         _PLANNING,
-        "return pages_.pages_for(longest + options_.nextn);",
-        "return pages_.pages_for(longest);",
+        "return pages_.pages_for(std::min(longest - 1, request.limit) + options_.nextn + 1);",
+        "return pages_.pages_for(std::min(longest - 1, request.limit) + 1);",
         "I7: drafts are written past the last page",
+    ),
+    Mutation(
+        "pages_beyond_the_limit",
+        _PLANNING,
+        "std::min(longest - 1, request.limit) + options_",
+        "longest - 1 + options_",
+        "I7: a request never needs more pages than its lifetime",
     ),
 )
 
@@ -140,16 +148,30 @@ TOKENS = (
     Mutation(
         "draft_past_the_limit",
         _PLANNING,
-        "request.limit - request.most_length() - 1;",
-        "request.limit - request.most_length();",
+        "request.limit - request.least_length() - 1;",
+        "request.limit - request.least_length();",
         "I15: never past max_tokens",
     ),
     Mutation(
-        "verify_length_ignored",
+        "drafts_by_the_longest_length",
         _PLANNING,
-        "std::min({given, request.verify_length, room})",
-        "std::min({given, room})",
-        "I16: at most as many drafts as were planned",
+        "request.limit - request.least_length() - 1;",
+        "std::max<std::int64_t>(request.limit - request.most_length() - 1, 0);",
+        "I22: the drafts of a request do not depend on how late the host learns its length",
+    ),
+    Mutation(
+        "last_token_prefilled_again",
+        "csrc/request.hpp",
+        "return length() - (length() > prompt_length ? 1 : 0);",
+        "return length();",
+        "I14: a request that comes back samples nothing in its prefill, its last token begins a block",
+    ),
+    Mutation(
+        "drafts_of_a_resumed_request_lost",
+        _COMMIT,
+        "if (request.steps_in_flight == 0) {",
+        "if (request.steps_in_flight == 0 && row.sampled) {",
+        "I22: a block after a preemption is the block it would have been",
     ),
     Mutation(
         "stale_row_on_the_host",
@@ -257,4 +279,35 @@ VOTES = (
     ),
 )
 
-TABLE = MEMORY + LEAVING + TOKENS + ORDER + VOTES
+BUDGET = (
+    Mutation(
+        "tie_to_the_larger_budget",
+        _BUDGET,
+        "if (rate > best_rate) {",
+        "if (rate >= best_rate) {",
+        "of budgets of the same rate the least is taken",
+    ),
+    Mutation(
+        "candidate_beyond_most",
+        _BUDGET,
+        "static_cast<std::size_t>(most[r]))) {",
+        "static_cast<std::size_t>(slots))) {",
+        "I16: a draft that a request does not have is no candidate",
+    ),
+    Mutation(
+        "budget_stops_at_the_first_fall",
+        _BUDGET,
+        "            best_rate = rate;\n        }",
+        "            best_rate = rate;\n        } else if (rate < best_rate) {\n            break;\n        }",
+        "the whole curve is searched: a dearer step may pay again",
+    ),
+    Mutation(
+        "hopeless_drafts_counted",
+        _BUDGET,
+        "if (static_cast<double>(survival) >= LEAST_SURVIVAL) {",
+        "if (survival > 0.0F) {",
+        "drafts below the least survival are never verified",
+    ),
+)
+
+TABLE = MEMORY + LEAVING + TOKENS + ORDER + VOTES + BUDGET

@@ -2,8 +2,8 @@
 
 Knows the core's getters, plans and results; knows nothing about how the core or the reference decides.
 Source: serving specification §6.7. I8 is in `votes.py`, I9 and I10 in `simulation.py`. Not here, because nothing could
-break them yet: I17 and the marks of I16 (drafts are not chosen by confidence), I21 and the sharing of I3 (there is no
-prefix cache). The order of outputs in I19 and grammar matchers in I20 are the engine's.
+break them yet: I21 and the sharing of I3 (there is no prefix cache). I17, the order of outputs in I19 and grammar
+matchers in I20 are the engine's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.world import Arrival
 
 if TYPE_CHECKING:
-    from equivalence.simulator.rank import Live, Rank
+    from equivalence.simulator.rank import Launched, Live, Rank
 
 STALL_TICKS = 200
 
@@ -65,6 +65,7 @@ class Laws:
         self.i7_pages_cover_the_rows(plan)
         self.i16_rows_fit_the_budget(plan)
         self.i16_chunks_end_on_the_grid(plan)
+        self.i14_output_is_not_sampled_again(plan)
         self.i4_a_prefill_is_alone_in_flight(plan)
         self.i23_a_new_slot_is_zeroed(plan)
         self.i11_the_oldest_is_served(plan)
@@ -74,10 +75,13 @@ class Laws:
     def check_launch(self, plan: PlanRows, result: StepResult) -> None:
         """After the device ran a plan."""
         self.i18_lengths_are_bounded(plan, result)
+        self.i16_verified_drafts_fit_the_budget(plan, result)
 
-    def check_commit(self, plan: PlanRows, tokens: list[list[int]], appended: list[int], zombies: set[int]) -> None:
-        """After commit."""
+    def check_commit(self, launched: Launched, tokens: list[list[int]], appended: list[int], zombies: set[int]) -> None:
+        """After commit, before the requests know of their new tokens."""
+        plan = launched.plan
         self.i15_tokens_are_appended_once(plan, tokens, appended, zombies)
+        self.i22_blocks_are_the_lone_blocks(launched, zombies)
         if plan.request_ids:
             self._last_progress = self.rank.now
 
@@ -117,11 +121,13 @@ class Laws:
     def i2_page_0_is_never_data(self, plan: PlanRows) -> None:
         """I2: page 0 in a page table stands only behind the last page of a request."""
         for index, table in enumerate(plan.page_table):
-            used = -(-plan.kv_lens[index] // self.world.page_size)
-            if 0 in table[:used]:
-                raise ViolationError(
-                    "I2", f"request {plan.request_ids[index]}: {plan.kv_lens[index]} positions in {table}"
-                )
+            written = self._most_written(plan, index)
+            if 0 in table[: -(-written // self.world.page_size)]:
+                raise ViolationError("I2", f"request {plan.request_ids[index]}: {written} positions in {table}")
+
+    def _most_written(self, plan: PlanRows, index: int) -> int:
+        """Positions of a request once the step is done; rows planned beyond its limit are dropped on the device."""
+        return min(plan.kv_lens[index], self.rank.limit(plan.request_ids[index]))
 
     def i3_nothing_has_two_owners(self) -> None:
         """I3: no page and no slot belongs to two requests (nothing is shared without a prefix cache)."""
@@ -173,14 +179,15 @@ class Laws:
             raise ViolationError("I6", f"slots changed while held: {self.ledger.moved}")
 
     def i7_pages_cover_the_rows(self, plan: PlanRows) -> None:
-        """I7: pages of a request hold every position that the step may write, and one token after them."""
+        """I7: pages of a request hold every position that the step may write, and are no more than its life takes."""
         for index, key in enumerate(plan.request_ids):
             pages = self.ledger.holders[key].pages
-            room = len(pages) * self.world.page_size
-            if room < plan.kv_lens[index]:
-                raise ViolationError(
-                    "I7", f"request {key}: {room} positions in its pages, step writes {plan.kv_lens[index]}"
-                )
+            room, written = len(pages) * self.world.page_size, self._most_written(plan, index)
+            if room < written:
+                raise ViolationError("I7", f"request {key}: {room} positions in its pages, step writes {written}")
+            lifetime = self._pages(self.rank.limit(key))
+            if len(pages) > lifetime:
+                raise ViolationError("I7", f"request {key}: has {len(pages)} pages, needs {lifetime} at its longest")
             if plan.page_table[index][: len(pages)] != pages or any(plan.page_table[index][len(pages) :]):
                 raise ViolationError("I7", f"request {key}: page table {plan.page_table[index]}, pages {pages}")
 
@@ -240,8 +247,11 @@ class Laws:
         if core.num_running and usable - free > world.max_cache_usage * usable:
             return False
         head = self.rank.live[int(core.request_ids()[core.num_running])]
-        length = len(head.prompt) + len(head.output) + world.nextn + 1
-        return -(-length // world.page_size) + core.num_running <= free
+        return self._pages(len(head.prompt) + len(head.output)) + core.num_running <= free
+
+    def _pages(self, length: int) -> int:
+        """Of a sequence of that many tokens, with the room of one more step."""
+        return -(-(length + self.world.nextn + 1) // self.world.page_size)
 
     def i12_order_is_arrival_order(self) -> None:
         """I12: live requests, holders before waiting ones, stand in order of arrival: nobody overtakes."""
@@ -255,8 +265,7 @@ class Laws:
     def i13_never_is_refused_at_once(self, arrival: Arrival, verdict: str) -> None:
         """I13: NEVER exactly if the lifetime does not fit all pages, or the prompt leaves no room."""
         world = self.world
-        longest = min(arrival.prompt_len + arrival.max_tokens, world.max_model_len)
-        pages = -(-(longest + world.nextn + 1) // world.page_size)
+        pages = self._pages(min(arrival.prompt_len + arrival.max_tokens, world.max_model_len))
         fits = pages < world.num_pages and arrival.prompt_len < world.max_model_len
         if (verdict == "OK") != fits or verdict == "LATER":
             raise ViolationError(
@@ -272,11 +281,25 @@ class Laws:
             raise ViolationError("I14", f"preempted {preempted} of {before}, oldest first")
         for key in preempted:
             known = self.rank.live[key]
-            known.verify_length = self.world.nextn
             kept = self.core.tokens(key).tolist()
             if kept != known.prompt + known.output:
                 raise ViolationError(
                     "I14", f"request {key} preempted: {kept} kept, {known.prompt + known.output} known"
+                )
+
+    def i14_output_is_not_sampled_again(self, plan: PlanRows) -> None:
+        """I14: a prompt samples at its end; a request that comes back has all but its last token computed, no more."""
+        if plan.kind == "decode":
+            return
+        for index, key in enumerate(plan.request_ids):
+            known, end = self.rank.live[key], plan.kv_lens[index]
+            is_sampled = not known.output and end == len(known.prompt)
+            row = plan.query_start[index + 1] - 1 if is_sampled else -1
+            if plan.sample_rows[index] != row or end > known.prefill_len:
+                raise ViolationError(
+                    "I14",
+                    f"request {key}: a chunk up to {end} of {len(known.prompt)} + {len(known.output)} tokens, sampled "
+                    f"row {plan.sample_rows[index]}, expected {row}",
                 )
 
     def check_progress(self) -> None:
@@ -315,14 +338,23 @@ class Laws:
             return
         for index, key in enumerate(plan.request_ids):
             drafts = plan.query_start[index + 1] - plan.query_start[index] - 1
-            if not 0 <= drafts <= self.rank.live[key].verify_length:
-                raise ViolationError(
-                    "I16", f"request {key}: {drafts} drafts, at most {self.rank.live[key].verify_length}"
-                )
+            if not 0 <= drafts <= self.world.nextn:
+                raise ViolationError("I16", f"request {key}: {drafts} drafts, at most {self.world.nextn}")
+
+    def i16_verified_drafts_fit_the_budget(self, plan: PlanRows, result: StepResult) -> None:
+        """I16: R + K rows; K is of the drafts that the host knows to exist."""
+        budget = self.rank.budget
+        verified = sum(len(tokens) - 1 for _, tokens in result.inputs)
+        offered = plan.query_start[-1] - len(plan.request_ids)
+        if plan.kind == "decode" and budget is not None and not verified <= budget <= offered:
+            raise ViolationError("I16", f"{verified} drafts verified, budget {budget}, {offered} offered")
 
     def i16_chunks_end_on_the_grid(self, plan: PlanRows) -> None:
         """I16: a chunk that is not the last ends on the grid, and a rank has one unfinished prompt at most."""
-        unfinished = [end for end, row in zip(plan.kv_lens, plan.sample_rows, strict=True) if row < 0]
+        lengths = [self.rank.prefill_len(key) for key in plan.request_ids]
+        unfinished = [end for end, length in zip(plan.kv_lens, lengths, strict=True) if end < length]
+        if plan.kind == "decode":
+            return
         if len(unfinished) > 1 or any(end % self.world.chunk_grid for end in unfinished):
             raise ViolationError(
                 "I16", f"chunks end at {unfinished}, allowed is one, on the grid of {self.world.chunk_grid}"
@@ -351,6 +383,22 @@ class Laws:
             if key not in self.ledger.holders or self.ledger.holders[key].slot != slot:
                 raise ViolationError(
                     "I19", f"step {plan.step_id}: request {key} in slot {slot}, holders {self.ledger.holders}"
+                )
+
+    def i22_blocks_are_the_lone_blocks(self, launched: Launched, zombies: set[int]) -> None:
+        """I22: the drafts that a step verifies are those that follow the text before it, as many as its limit leaves
+        room for: whatever was preempted, and however late the host learns what was accepted."""
+        for index, key in enumerate(launched.plan.request_ids):
+            if launched.plan.kind == "prefill" or index in zombies:
+                continue
+            known = self.rank.live[key]
+            length = len(known.prompt) + len(known.output)
+            drafts = self.rank.draft(key, length)[: known.limit - length - 1]
+            start, tokens = launched.result.inputs[index]
+            verified = len(tokens) - 1 if launched.is_budgeted else len(drafts)
+            if start != length - 1 or tokens[1:] != drafts[:verified]:
+                raise ViolationError(
+                    "I22", f"request {key}: {tokens[1:]} verified from {start + 1}, drafted {drafts} from {length}"
                 )
 
     def i22_text_is_the_lone_text(self, known: Live, new: list[int]) -> None:

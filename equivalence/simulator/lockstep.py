@@ -14,6 +14,7 @@ from equivalence.simulator.plan_rows import PlanRows
 from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.votes import Reduction
 from optimized import _core
+from reference import verification_lengths
 from reference.scheduler import Scheduler as ReferenceScheduler
 from reference.scheduling.step_plan import StepPlan
 
@@ -68,12 +69,14 @@ class Pair:
             raise RuntimeError("there is no reference beside this core")
         return self.reference.schedule()
 
-    def set_verify_lengths(self, lengths: dict[int, int]) -> None:
-        """Most drafts of each request's next steps."""
-        ids, values = list(lengths), list(lengths.values())
-        _core_answer(self.core.set_verify_lengths, np.array(ids, np.int64), np.array(values, np.int32))
+    def choose_budget(self, survivals: np.ndarray, most: list[int], cost: np.ndarray) -> int:
+        """How many drafts a step verifies; arguments as in the stub of `optimized._core`."""
+        core = int(_core_answer(_core.choose_budget, survivals, np.array(most, np.int32), cost))
         if self.reference is not None:
-            self.reference.set_verify_lengths(ids, values)
+            rows = [row[:length] for row, length in zip(survivals.tolist(), most, strict=True)]
+            reference = verification_lengths.choose_budget(rows, lambda count: float(cost[count]), len(cost) - 1)
+            _same(f"budget of {most} drafts", core, reference)
+        return core
 
     def commit(
         self, plan: PlanRows, tokens: list[list[int]], finished: list[bool], drafts: list[list[int]]

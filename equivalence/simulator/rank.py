@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from equivalence.simulator.device import Device, StepResult
 from equivalence.simulator.laws import Laws
 from equivalence.simulator.lockstep import Pair
@@ -15,30 +17,35 @@ from equivalence.simulator.model import STOP_TOKEN, VOCABULARY, LoneRun
 from equivalence.simulator.plan_rows import PlanRows
 from equivalence.simulator.violation import ViolationError
 from equivalence.simulator.world import Arrival, World
+from reference.verification_lengths import split_budget
 
 
 @dataclass
 class Live:
     """A request that the scheduler was given.
 
-    lone: its text when nothing else runs; limit: tokens it can have; output: its tokens so far; verify_length: most
-    drafts a step may verify.
+    lone: its text when nothing else runs; limit: tokens it can have; output: its tokens so far.
     """
 
     arrival: Arrival
     prompt: list[int]
     lone: LoneRun
     limit: int
-    verify_length: int
     output: list[int] = field(default_factory=list)
+
+    @property
+    def prefill_len(self) -> int:
+        """Positions that its prefill steps compute: a token that it has said is computed by a decode step."""
+        return len(self.prompt) + max(0, len(self.output) - 1)
 
 
 @dataclass
 class Launched:
-    """A step in flight, with what the device made of it."""
+    """A step in flight, with what the device made of it. is_budgeted: it need not verify all drafts that it has."""
 
     plan: PlanRows
     result: StepResult
+    is_budgeted: bool
 
 
 @dataclass
@@ -56,7 +63,10 @@ class Summary:
 
 
 class Rank:
-    """One rank. with_reference: False leaves the core alone under the laws."""
+    """One rank. with_reference: False leaves the core alone under the laws.
+
+    budget: how many drafts the step being launched verifies; None: all that it has.
+    """
 
     def __init__(self, world: World, number: int, with_reference: bool) -> None:
         self.world = world
@@ -66,6 +76,7 @@ class Rank:
         self.summary = Summary()
         self.live: dict[int, Live] = {}  # in order of arrival
         self.in_flight: list[Launched] = []
+        self.budget: int | None = None
         self.laws = Laws(self)
         mine = [arrival for arrival in world.arrivals if arrival.rank == number]
         self._coming = sorted(mine, key=lambda arrival: arrival.tick)
@@ -102,12 +113,11 @@ class Rank:
     # Actors
 
     def turn(self, now: int) -> None:
-        """Before a step: arrivals, aborts, grammars, verify lengths."""
+        """Before a step: arrivals, aborts, grammars."""
         self.now = now
         self._arrive()
         self._abort(in_flight=False)
         self._compile()
-        self._set_verify_lengths()
 
     def turn_in_flight(self) -> None:
         """While a step is in flight: aborts."""
@@ -150,7 +160,7 @@ class Rank:
             return
         limit = min(len(prompt) + arrival.max_tokens, self.world.max_model_len)
         lone = LoneRun(prompt, self.world.window, arrival.replay_start)
-        self.live[arrival.request_id] = Live(arrival, prompt, lone, limit, self.world.nextn)
+        self.live[arrival.request_id] = Live(arrival, prompt, lone, limit)
 
     def _abort(self, in_flight: bool) -> None:
         for arrival in self._aborts.get(self.now, ()):
@@ -166,19 +176,52 @@ class Rank:
         self.summary.aborted += was_live
         self._check_state()
 
-    def set_verify_lengths(self, lengths: dict[int, int]) -> None:
-        """A plan of verification lengths for live requests, and for one that is no more."""
-        for key, length in lengths.items():
-            self.live[key].verify_length = length
-        self.pair.set_verify_lengths({**lengths, 1 << 50: 0})
+    # What the device asks for
 
-    def _set_verify_lengths(self) -> None:
-        """Now and then a plan of verification lengths."""
+    def limit(self, request_id: int) -> int:
+        """Most tokens of a live request."""
+        return self.live[request_id].limit
+
+    def prefill_len(self, request_id: int) -> int:
+        """Positions that its prefill steps compute."""
+        return self.live[request_id].prefill_len
+
+    def draft(self, request_id: int, length: int) -> list[int]:
+        """Drafts of what follows its first `length` tokens; each is right with the world's chance."""
+        known = self.live[request_id]
+        rng = random.Random(self.world.seed ^ (request_id << 20) ^ length)
+        count = rng.randint(0, self.world.nextn)
+        drafts = []
+        for at in range(length, min(length + count, self.world.max_model_len)):
+            right = known.lone.token(at)
+            drafts.append(right if rng.random() < self.world.acceptance else (right + 1) % VOCABULARY)
+        return drafts
+
+    def choose_lengths(self, most: list[int]) -> list[int]:
+        """All drafts, or the budget's share of each by confidences of their own."""
+        if self.budget is None:
+            return most
+        survivals = self._survivals(f"{self.world.seed} {self.summary.steps}", len(most)).tolist()
+        return split_budget([row[:length] for row, length in zip(survivals, most, strict=True)], self.budget)
+
+    def _choose_budget(self, plan: PlanRows) -> int | None:
+        """Now and then a budget of drafts, from confidences that the drafts at hand have no part in."""
         world = self.world
-        if not world.nextn or not self.live or not chance(world.seed, "lengths", self.now, world.lengths):
-            return
-        rng = random.Random(world.seed ^ self.now)
-        self.set_verify_lengths({key: rng.randint(0, world.nextn) for key in self.live if rng.random() < 0.5})
+        if plan.kind == "prefill" or not world.nextn or not chance(world.seed, "budget", plan.step_id, world.budgets):
+            return None
+        rng = random.Random(f"{world.seed} cost {plan.step_id}")
+        rows = [end - begin for begin, end in zip(plan.query_start, plan.query_start[1:], strict=False)]
+        counts = np.arange(1.0 + len(rows) + rng.randint(0, len(rows) * world.nextn))  # rows of a step, from 0
+        cost = rng.choice([counts, 8.0 + counts, 4.0 + counts // 4, np.ones_like(counts)])
+        survivals = self._survivals(f"{world.seed} stale {plan.step_id}", len(rows))
+        return self.pair.choose_budget(survivals, [count - 1 for count in rows], np.maximum(cost, 0.5))
+
+    def _survivals(self, seed: str, requests: int) -> np.ndarray:
+        """[requests, nextn] float32, many of them equal, some too small to count."""
+        rng = random.Random(seed)
+        nextn = self.world.nextn
+        confidences = rng.choices([1.0, 0.9, 0.5, 1e-4], [4, 2, 2, 1], k=requests * nextn)
+        return np.cumprod(np.array(confidences, np.float32).reshape(requests, nextn), axis=1, dtype=np.float32)
 
     # Steps
 
@@ -188,8 +231,9 @@ class Rank:
         if plan is None:
             return
         previous = self.in_flight[-1].result if self.in_flight else None
-        result = self.device.execute(plan, previous, self._draft)
-        self.in_flight.append(Launched(plan, result))
+        self.budget = self._choose_budget(plan)
+        result = self.device.execute(plan, previous, self)
+        self.in_flight.append(Launched(plan, result, self.budget is not None))
         self.summary.steps += 1
         self.laws.check_launch(plan, result)
         self._check_state()
@@ -204,7 +248,7 @@ class Rank:
         launched = self.in_flight[0]
         zombies = set(self.laws.ledger.zombies(launched.plan))
         for index in zombies:
-            self.device.scribble(launched.plan, index)
+            self.device.scribble(launched.plan, index, launched.result)
         self.summary.zombies += len(zombies)
         if fails:
             self._discard(launched)
@@ -218,9 +262,6 @@ class Rank:
         self.pair.discard(launched.plan)
         self.laws.ledger.end_lives()
         self.device.poison_all()
-        for known in self.live.values():
-            if known.arrival.request_id in self.laws.ledger.order_before:
-                known.verify_length = self.world.nextn
         self.summary.discarded += 1
 
     def _commit(self, launched: Launched, zombies: set[int]) -> None:
@@ -230,7 +271,7 @@ class Rank:
         for index in set(range(len(tokens))) - zombies:
             tokens[index], finished[index] = self._truncate(self.live[plan.request_ids[index]], tokens[index])
         appended = self.pair.commit(plan, tokens, finished, result.drafts)
-        self.laws.check_commit(plan, tokens, appended, zombies)
+        self.laws.check_commit(launched, tokens, appended, zombies)
         for index, request_id in enumerate(plan.request_ids):
             if index not in zombies:
                 known = self.live[request_id]
@@ -263,19 +304,6 @@ class Rank:
         if new and fails and len(known.output) + len(new) >= fails:
             return [], True
         return new, False
-
-    def _draft(self, request_id: int, position: int) -> list[int]:
-        """Drafts of the tokens from `position` on; each is right with the world's chance."""
-        known = self.live.get(request_id)
-        if known is None or self.world.nextn == 0:
-            return []
-        rng = random.Random(self.world.seed ^ (request_id << 20) ^ position)
-        count = rng.randint(0, self.world.nextn)
-        drafts = []
-        for at in range(position, min(position + count, self.world.max_model_len)):
-            right = known.lone.token(at)
-            drafts.append(right if rng.random() < self.world.acceptance else (right + 1) % VOCABULARY)
-        return drafts
 
 
 def chance(seed: int, what: str, number: int, share: float) -> bool:

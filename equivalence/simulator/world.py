@@ -46,9 +46,9 @@ class World:
     """Limits as in the constructor of the scheduler, then the actors.
 
     ranks: that vote together; steps: no request arrives once a rank has launched that many; window: of the simulated
-    ring; acceptance: chance of a right draft; lengths: share of ticks that bring new verification lengths; late: share
-    of steps that take several ticks; discard: share of steps that fail; early: share of asynchronous steps that are
-    committed before the next is scheduled; crowd: most live requests of a rank at a time.
+    ring; acceptance: chance of a right draft; budgets: share of decode steps that verify some of their drafts only;
+    late: share of steps that take several ticks; discard: share of steps that fail; early: share of asynchronous steps
+    that are committed before the next is scheduled; crowd: most live requests of a rank at a time.
     """
 
     seed: int
@@ -70,7 +70,7 @@ class World:
     steps: int
     window: int
     acceptance: float
-    lengths: float
+    budgets: float
     late: float
     discard: float
     early: float
@@ -129,7 +129,7 @@ def draw(seed: int, steps: int | None = None) -> World:
         steps=rng.randint(200, 2000) if steps is None else steps,
         window=rng.randint(1, 6),
         acceptance=rng.choice([0.0, 0.5, 0.8, 1.0]),
-        lengths=rng.choice([0.0, 0.2]),
+        budgets=rng.choice([0.0, 0.2]),
         late=rng.choice([0.0, 0.2]),
         discard=rng.choice([0.0, 0.0, 0.01, 0.05]),
         early=rng.choice([0.0, 0.1, 0.5]),

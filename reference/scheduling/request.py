@@ -16,8 +16,7 @@ class Request:
     tokens: prompt and committed output; prompt_len: of the prompt as given; limit: most tokens it can have;
     replay_start: fixed for life; state: `waiting`, `prefill` or `running`; pages, slot: what it holds (0: no slot);
     computed: positions whose KV is in the pages, as far as commits have told; drafts: to verify in the next step;
-    fresh: the slot was handed out and no step has used it;
-    verify_length: most drafts that a step verifies; promised: for each step in flight, how many tokens it may
+    fresh: the slot was handed out and no step has used it; promised: for each step in flight, how many tokens it may
     add; life: counts preemptions and discards, so that a row scheduled before one is known to be a zombie.
     """
 
@@ -32,13 +31,17 @@ class Request:
     computed: int = 0
     drafts: list[int] = field(default_factory=list)
     fresh: bool = False
-    verify_length: int = 0
     promised: dict[int, int] = field(default_factory=dict)
     life: int = 0
 
     @property
+    def prefill_len(self) -> int:
+        """Positions that prefill steps compute: the prompt, and of a request that comes back all but its last token."""
+        return len(self.tokens) - (1 if len(self.tokens) > self.prompt_len else 0)
+
+    @property
     def longest(self) -> int:
-        """Length if every step in flight adds all that it may: no step in flight writes past it."""
+        """Length if every step in flight adds all that it may, as if there were no limit."""
         return len(self.tokens) + sum(self.promised.values())
 
     @property
@@ -46,9 +49,8 @@ class Request:
         """Length if every step in flight adds one token."""
         return len(self.tokens) + len(self.promised)
 
-    def forget_progress(self, nextn: int) -> None:
+    def forget_progress(self) -> None:
         """Back to waiting with the tokens kept: everything is computed again from position 0."""
-        self.verify_length = nextn
         self.state = "waiting"
         self.pages = []
         self.slot = 0

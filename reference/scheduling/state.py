@@ -124,7 +124,7 @@ class State:
             f"{[plan.step_id for plan in self.in_flight]}",
         ]
         for request in (self.holders + self.waiting)[:DUMPED_REQUESTS]:
-            need = self.limits.pages_for(request.longest)
+            need = self.limits.pages_for(min(request.longest, request.limit))
             lines.append(
                 f"request {request.request_id}: {request.state}, {len(request.tokens)} of {request.limit} tokens, "
                 f"{request.computed} computed, slot {request.slot}, {len(request.pages)} pages held, {need} needed"

@@ -53,7 +53,8 @@ class StepResult:
         count, rows = self.counts[index], plan.rows_of(index)
         least, most = 0, len(self.tokens)
         if plan.is_live(index):
-            most = 0 if plan.sample_rows[index] < 0 else rows if plan.kind == "decode" else 1
+            room = plan.requests[index].limit - len(plan.requests[index].tokens)
+            most = 0 if plan.sample_rows[index] < 0 else min(rows, room) if plan.kind == "decode" else 1
             least = 0 if self.finished[index] else min(1, most)
         if not least <= count <= most:
             raise ValueError(

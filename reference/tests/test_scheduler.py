@@ -117,29 +117,68 @@ def test_an_aborted_request_leaves_a_zombie_and_its_pages_wait() -> None:
     scheduler.check_integrity()
 
 
-def test_drafts_stay_within_the_limit_and_the_verify_length() -> None:
-    scheduler = make(nextn=3, max_num_batched_tokens=16)
-    scheduler.add(1, [1, 2], 6)
+def schedule(scheduler: Scheduler) -> StepPlan:
+    """The next step, which must exist."""
     plan = scheduler.schedule()
     if plan is None:
         raise RuntimeError("nothing to run")
-    scheduler.commit(plan.step_id, [1], [9], [1], [False], [4, 5, 6], [3])
-    scheduler.set_verify_lengths([1, 99], [2, 0])
-    plan = scheduler.schedule()
-    assert plan is not None
+    return plan
+
+
+def test_drafts_stay_within_the_limit() -> None:
+    scheduler = make(nextn=3, max_num_batched_tokens=16)
+    scheduler.add(1, [1, 2], 4)
+    scheduler.commit(schedule(scheduler).step_id, [1], [9], [1], [False], [4, 5, 6], [3])
+    plan = schedule(scheduler)
     assert (plan.tokens, plan.positions, plan.sample_rows) == ([9, 4, 5], [2, 3, 4], [0])
 
 
-def test_after_a_failed_step_everything_is_computed_again() -> None:
-    scheduler = make()
+def test_in_flight_the_drafts_are_those_of_the_shortest_sequence() -> None:
+    """Limit 8: the first step makes 4 to 7 tokens of 3, and 4 may have 3 drafts more; none beyond has a page."""
+    scheduler = make(nextn=3, max_num_batched_tokens=16, max_in_flight=2)
+    scheduler.add(1, [1, 2], 6)
+    scheduler.commit(schedule(scheduler).step_id, [1], [9], [1], [False], [4, 5, 6], [3])
+    first, second = schedule(scheduler), schedule(scheduler)
+    assert (first.positions, second.positions) == ([2, 3, 4, 5], [6, 7, 8, 9])
+    assert (second.tokens, second.kv_lens, second.page_table) == ([-1] * 4, [10], [[1, 2, 3]])
+    assert scheduler.commit(first.step_id, [1], [4, 5, 8], [3], [False]) == [3]
+    third = schedule(scheduler)
+    assert (third.positions, third.page_table, scheduler.lifetime_pages(2, 6)) == ([9], [[1, 2, 3]], 3)
+    with pytest.raises(ValueError, match=re.escape("counts[0] of request 1 is 3, allowed 1 .. 2")):
+        scheduler.commit(second.step_id, [1], [7, 7, 7], [3], [False])
+    assert scheduler.commit(second.step_id, [1], [7, 7], [2], [False]) == [2]
+    assert scheduler.commit(third.step_id, [1], [7], [1], [False]) == [0]
+    assert not scheduler.has_work()
+
+
+@pytest.mark.parametrize("nextn", [0, 2])
+def test_after_a_failed_step_everything_is_computed_again_but_not_sampled(nextn: int) -> None:
+    scheduler = make(nextn=nextn, max_num_batched_tokens=12)
     scheduler.add(1, [1, 2, 3], 9)
     step(scheduler)
-    plan = scheduler.schedule()
-    assert plan is not None
-    scheduler.discard(plan.step_id)
-    again = scheduler.schedule()
-    assert again is not None
-    assert (again.kind, again.tokens, again.fresh) == ("prefill", [1, 2, 3, 7], [True])
+    scheduler.discard(schedule(scheduler).step_id)
+    again = schedule(scheduler)
+    assert (again.kind, again.tokens, again.fresh, again.sample_rows) == ("prefill", [1, 2, 3], [True], [-1])
+    drafts = [5, 6][:nextn]
+    assert scheduler.commit(again.step_id, [1], [], [0], [False], drafts, [nextn]) == [0]
+    assert (scheduler.state(1), scheduler.num_computed(1)) == ("running", 3)
+    plan = schedule(scheduler)
+    assert (plan.kind, plan.tokens, plan.positions) == ("decode", [7, *drafts], list(range(3, 4 + nextn)))
+
+
+def test_a_prompt_that_comes_back_is_chunked_and_followed_by_the_next() -> None:
+    scheduler = make(chunk_grid=4)
+    scheduler.add(1, list(range(9)), 9)
+    scheduler.add(2, [5], 9)
+    while scheduler.num_running < 2 or scheduler.state(2) != "running":
+        step(scheduler)
+    scheduler.discard(schedule(scheduler).step_id)
+    plans = [step(scheduler) for _ in range(3)]
+    assert [(plan.request_ids, plan.kv_lens, plan.sample_rows) for plan in plans] == [
+        ([1], [8], [-1]),
+        ([1, 2], [9, 1], [-1, -1]),
+        ([1, 2], [10, 2], [0, 1]),
+    ]
 
 
 def test_a_request_ends_by_length_and_all_is_free() -> None:
@@ -165,7 +204,6 @@ def test_a_request_ends_by_length_and_all_is_free() -> None:
         (lambda s: s.commit(1, [1], [], [0], [False]), "is 0, allowed 1 .. 1"),
         (lambda s: s.commit(1, [1], [1, 2], [2], [False]), "is 2, allowed 1 .. 1"),
         (lambda s: s.commit(1, [1], [1], [1], [False], [1], [1]), "draft_counts [1] must be in 0 .. 0"),
-        (lambda s: s.set_verify_lengths([1], [1]), "lengths [1] of requests [1]"),
     ],
 )
 def test_a_refusal_names_the_argument_and_changes_nothing(call: object, message: str) -> None:

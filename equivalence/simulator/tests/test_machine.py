@@ -14,12 +14,12 @@ from equivalence.simulator.world import Arrival, World, draw
 pytestmark = pytest.mark.ci
 
 SMALL = {"num_slots": 5, "max_num_seqs": 4, "chunk_grid": 2, "max_num_batched_tokens": 16, "max_model_len": 24}
-QUIET = {"ranks": 1, "discard": 0.0, "late": 0.0, "early": 0.0, "lengths": 0.0, "arrivals": []}
+QUIET = {"ranks": 1, "discard": 0.0, "late": 0.0, "early": 0.0, "budgets": 0.0, "arrivals": []}
 """What happens is up to hypothesis alone."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """add, abort, step, commit, fail and verify lengths in any order."""
+    """add, abort, step, commit and fail in any order."""
 
     rank: Rank
 
@@ -63,12 +63,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         self.rank.finish(fails=True)
-
-    @precondition(lambda self: self.rank.live)
-    @rule(data=st.data())
-    def verify(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.rank.live)))
-        self.rank.set_verify_lengths({key: data.draw(st.integers(0, self.rank.world.nextn))})
 
     def teardown(self) -> None:
         if not hasattr(self, "rank"):

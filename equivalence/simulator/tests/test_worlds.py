@@ -71,16 +71,32 @@ def test_a_request_alone_in_the_scheduler_says_its_lone_text() -> None:
     assert known.output == known.lone.output(known.limit)
 
 
+class QuietHost:
+    """Drafts nothing."""
+
+    def limit(self, request_id: int) -> int:
+        return 99
+
+    def prefill_len(self, request_id: int) -> int:
+        return 3
+
+    def draft(self, request_id: int, length: int) -> list[int]:
+        return []
+
+    def choose_lengths(self, most: list[int]) -> list[int]:
+        return most
+
+
 @pytest.mark.parametrize("place", ["page", "ring"])
 def test_a_wrong_entry_becomes_a_wrong_token(place: str) -> None:
     device = Device(num_pages=4, page_size=2, num_slots=2, window=2, nextn=0)
     plan = PlanRows("prefill", 1, [9], [1], [0, 3], [0, 1, 2], [4, 5, 6], [3], [[2, 3]], [2], [True], [0], [-1])
-    right = device.execute(plan, None, lambda request_id, position: []).tokens[0]
+    right = device.execute(plan, None, QuietHost()).tokens[0]
     assert right == [LoneRun([4, 5, 6], window=2, replay_start=0).token(3)]
     spoiled = device.pages[2] if place == "page" else device.rings[1]
     spoiled[1] += 1
     plan = PlanRows("decode", 2, [9], [1], [0, 1], [2], [6], [3], [[2, 3]], [0], [False], [0], [-1])
-    assert device.execute(plan, None, lambda request_id, position: []).tokens[0] != right
+    assert device.execute(plan, None, QuietHost()).tokens[0] != right
 
 
 @pytest.fixture

@@ -51,6 +51,8 @@ class World:
     memory: np.ndarray  # [pages, page_size] tokens
     states: np.ndarray  # [slots] tokens that the slot's owner has computed
     max_in_flight: int
+    max_model_len: int
+    limits: dict[int, int] = field(default_factory=dict)
     prompts: dict[int, list[int]] = field(default_factory=dict)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
@@ -65,11 +67,13 @@ class World:
             np.full((num_pages, page_size), POISON, dtype=np.int64),
             np.full(num_slots, POISON, dtype=np.int64),
             int(options.get("max_in_flight", 1)),
+            int(settings["max_model_len"]),
         )
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int, replay_start: int = 0) -> Admission:
         verdict = self.scheduler.add(request_id, np.array(prompt, dtype=np.int64), max_tokens, replay_start)
         if verdict is Admission.OK:
+            self.limits[request_id] = min(len(prompt) + max_tokens, self.max_model_len)
             self.prompts[request_id] = prompt
             self.outputs[request_id] = []
         return verdict
@@ -93,7 +97,7 @@ class World:
         step = self.in_flight.pop(0)
         ids = step.plan.request_ids.tolist()
         results = list(zip(ids, step.tokens, strict=True))
-        drafts = [self.drafter(i, self.context(i) + new) if new else [] for i, new in results]
+        drafts = [self.drafter(i, self.context(i) + new) for i, new in results]
         appended = self.scheduler.commit(
             step.plan.step_id,
             step.plan.request_ids,
@@ -165,6 +169,9 @@ class World:
             drafts = self.drafter(int(plan.request_ids[r]), self.context(int(plan.request_ids[r])) + new)
             tokens[:] = [new[-1], *drafts, *[0] * len(tokens)][: len(tokens)]
             positions = positions - (int(np.diff(before.plan.query_start)[index]) - len(before.tokens[index]))
+        if plan.kind == "decode":  # drafts planned for a shorter sequence than this has turned out to be
+            most = max(0, self.limits[int(plan.request_ids[r])] - (int(positions[0]) + 1) - 1)
+            tokens, positions = tokens[: 1 + most], positions[: 1 + most]
         slot, first, length = int(plan.slots[r]), int(positions[0]), int(positions[-1]) + 1
         assert (tokens >= 0).all()
         assert plan.fresh[r] == (first == 0)

@@ -15,10 +15,11 @@ pytestmark = pytest.mark.ci
 
 STUB = ast.parse((Path(_core.__file__).parent / "_core.pyi").read_text())
 CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
+FUNCTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_module_has_exactly_the_classes_of_the_stub() -> None:
-    assert {name for name in dir(_core) if not name.startswith("_")} == set(CLASSES)
+def test_the_module_has_exactly_the_names_of_the_stub() -> None:
+    assert {name for name in dir(_core) if not name.startswith("_")} == CLASSES.keys() | FUNCTIONS.keys()
 
 
 @pytest.mark.parametrize("name", ["PageManager", "StepPlan", "Scheduler"])
@@ -29,11 +30,12 @@ def test_a_class_has_exactly_the_members_of_the_stub(name: str) -> None:
 
 
 def test_argument_names_are_those_of_the_stub() -> None:
-    for name in ("PageManager", "Scheduler"):
-        for node in CLASSES[name].body:
+    members = [(CLASSES[name].body, vars(getattr(_core, name))) for name in ("PageManager", "Scheduler")]
+    for nodes, built in [(STUB.body, vars(_core)), *members]:
+        for node in nodes:
             if isinstance(node, ast.FunctionDef) and not node.decorator_list:
                 promised = [argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]]
-                signature = (getattr(_core, name).__dict__[node.name].__doc__ or "").splitlines()[0]
+                signature = (built[node.name].__doc__ or "").splitlines()[0]
                 assert all(f"{argument}:" in signature for argument in promised), signature
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimized._core import Admission, Scheduler
+from optimized._core import Admission, Scheduler, StepPlan
 from optimized.engine.tests.scheduler_world import World, lone_run, next_token
 
 pytestmark = pytest.mark.ci
@@ -188,7 +188,8 @@ def test_the_most_recently_admitted_is_preempted_and_resumes_first_with_its_repl
     resumed = next(plan for plan in world.plans[count:] if 2 in plan.request_ids)
     r = resumed.request_ids.tolist().index(2)
     assert 3 not in np.concatenate([plan.request_ids for plan in world.plans[: world.plans.index(resumed)]])
-    assert (resumed.kv_lens[r], resumed.replay_starts[r], resumed.fresh[r]) == (already, 2, True)
+    assert (resumed.kv_lens[r], resumed.replay_starts[r], resumed.fresh[r]) == (already - 1, 2, True)
+    assert resumed.sample_rows[r] == -1
     expect_lone_runs(world, 12)
 
 
@@ -344,6 +345,32 @@ def test_a_commit_takes_several_tokens_and_drafts_never_pass_the_end(rng: np.ran
     assert max(int(plan.positions.max()) for plan in decodes) <= 19 + 13 - 1
     assert sum(plan.num_requests for plan in decodes) < 20 * 12 * 0.7
     expect_lone_runs(world, 13)
+
+
+def test_no_token_beyond_the_limit_is_taken() -> None:
+    world = World.make(nextn=3, max_num_batched_tokens=32, max_in_flight=2)
+    world.add(0, [1, 2], 6)
+
+    def commit(plan: StepPlan | None, tokens: list[int], drafts: list[int]) -> list[int]:
+        assert plan is not None
+        appended = world.scheduler.commit(
+            plan.step_id,
+            plan.request_ids,
+            np.array(tokens, np.int64),
+            np.array([len(tokens)], np.int32),
+            np.zeros(1, np.bool_),
+            np.array(drafts, np.int64),
+            np.array([len(drafts)], np.int32),
+        )
+        return appended.tolist()
+
+    assert commit(world.scheduler.schedule(), [9], [4, 5, 6]) == [1]
+    first, second = world.scheduler.schedule(), world.scheduler.schedule()
+    assert commit(first, [4, 5, 8], []) == [3]
+    with pytest.raises(ValueError, match=r"counts\[0\]=3: must be in 1 .. 2"):
+        commit(second, [7, 7, 7], [])
+    assert commit(second, [7, 7], []) == [2]
+    assert not world.scheduler.has_work()
 
 
 def test_a_discarded_step_is_computed_again_with_the_same_tokens(rng: np.random.Generator) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -77,14 +76,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             victim = data.draw(st.sampled_from(live))
             assert self.world.scheduler.abort(victim)
             self.ended.add(victim)
-
-    @rule(length=st.integers(0, 2), data=st.data())
-    def verify(self, length: int, data: st.DataObject) -> None:
-        known = sorted(self.lengths)
-        if known:
-            some = data.draw(st.lists(st.sampled_from(known), min_size=1))
-            lengths = np.full(len(some), length, np.int32)
-            self.world.scheduler.set_verify_lengths(np.array(some, np.int64), lengths)
 
     @precondition(lambda self: len(self.world.in_flight) < self.world.max_in_flight)
     @rule()
