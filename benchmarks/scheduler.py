@@ -3,6 +3,7 @@
 A step is one call of schedule and one of commit; the arrays of the result are made between them, untimed, and no model
 runs. Both schedulers do the same steps in the same run, rounds alternate, medians of the decode steps are reported.
 Under memory pressure the pool is all but full, so that steps preempt; the requests left in a step stand beside it.
+Then, for each number of requests, what the choice of a step's verification budget costs both voices.
 Knows the common surface of the two schedulers; knows nothing about how either works.
 """
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from benchmarks import provenance
 from optimized import _core
+from reference import verification_lengths
 from reference.scheduler import Scheduler as ReferenceScheduler
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,12 @@ WARM_UP = PAGE_SIZE
 
 TARGETS = {256: 60.0, 1024: 300.0}
 """Most microseconds a step of the core may take under memory pressure, by running requests."""
+
+DRAFTS = 5
+"""Of each request, when a budget is chosen."""
+
+BUDGET_TARGETS = {256: 100.0}
+"""Most microseconds that the core's choice of a budget may take, by running requests."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +182,51 @@ def measure(workload: Workload, steps: int, reference_steps: int, rounds: int) -
     return Figure(workload, middle(core), middle(reference), middle(rows), preemptions)
 
 
+@dataclasses.dataclass(frozen=True)
+class BudgetFigure:
+    """Medians: microseconds that one choice of a budget takes."""
+
+    running: int
+    optimized: float
+    reference: float
+
+
+def measure_budget(running: int, steps: int, reference_steps: int) -> BudgetFigure:
+    """Budgets of `running` requests with DRAFTS drafts each, from confidences that are new in every step.
+
+    Raises RuntimeError when the two voices choose differently.
+    """
+    rng = np.random.default_rng(running)
+    most = np.full(running, DRAFTS, np.int32)
+    cost = 64.0 + np.arange(1.0 + running * (1 + DRAFTS))
+    core: list[float] = []
+    reference: list[float] = []
+    for step in range(steps):
+        survivals = np.cumprod(rng.random((running, DRAFTS), np.float32), axis=1, dtype=np.float32)
+        begin = time.perf_counter()
+        chosen = _core.choose_budget(survivals, most, cost)
+        core.append(1e6 * (time.perf_counter() - begin))
+        if step < reference_steps:
+            rows, costs = survivals.tolist(), cost.tolist()
+            begin = time.perf_counter()
+            expected = verification_lengths.choose_budget(rows, costs.__getitem__)
+            reference.append(1e6 * (time.perf_counter() - begin))
+            if chosen != expected:
+                raise RuntimeError(f"budget of {running} requests: core {chosen}, reference {expected}")
+    return BudgetFigure(running, statistics.median(core), statistics.median(reference))
+
+
+def budget_table(figures: list[BudgetFigure]) -> list[str]:
+    """The same for budgets."""
+    lines = ["| requests | drafts each | budget by the core, µs | reference | ratio |", "|---:|---:|---:|---:|---:|"]
+    for figure in figures:
+        ratio = figure.reference / figure.optimized
+        lines.append(
+            f"| {figure.running} | {DRAFTS} | {figure.optimized:.1f} | {figure.reference:.0f} | {ratio:.0f}x |"
+        )
+    return lines
+
+
 def table(figures: list[Figure]) -> list[str]:
     """The figures as lines of a Markdown table."""
     lines = [
@@ -224,8 +277,15 @@ def main(arguments: Sequence[str]) -> int:
                 workload = Workload(running, pressure, options.nextn, length)
                 figures.append(measure(workload, options.steps, options.reference_steps, options.rounds))
     sys.stdout.write("\n".join(table(figures)) + "\n")
+    counts = map(int, options.running.split(","))
+    budgets = [measure_budget(running, options.steps, options.reference_steps) for running in counts]
+    sys.stdout.write("\n".join(["", *budget_table(budgets)]) + "\n")
     if options.report is not None:
-        record = {"origin": origin, "figures": [dataclasses.asdict(figure) for figure in figures]}
+        record = {
+            "origin": origin,
+            "figures": [dataclasses.asdict(figure) for figure in figures],
+            "budgets": [dataclasses.asdict(figure) for figure in budgets],
+        }
         options.report.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     missed = False
     for figure in figures:
@@ -236,6 +296,14 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(
                 f"target {target:.0f} µs at {figure.workload.running} under pressure, max_model_len "
                 f"{figure.workload.max_model_len}: {verdict} ({figure.optimized:.1f} µs)\n"
+            )
+    for budget in budgets:
+        target = BUDGET_TARGETS.get(budget.running)
+        if target is not None:
+            missed = missed or budget.optimized > target
+            verdict = "reached" if budget.optimized <= target else "missed"
+            sys.stdout.write(
+                f"target {target:.0f} µs for a budget of {budget.running}: {verdict} ({budget.optimized:.1f} µs)\n"
             )
     return int(missed)
 

@@ -41,4 +41,5 @@ def test_the_report_holds_every_figure_and_its_origin(tmp_path: Path) -> None:
     record = json.loads(report.read_text())
     loads = [(figure["workload"]["running"], figure["workload"]["pressure"]) for figure in record["figures"]]
     assert loads == [(2, False), (2, True), (4, False), (4, True)]
+    assert [figure["running"] for figure in record["budgets"]] == [2, 4]
     assert "benchmarks.scheduler" in record["origin"]["command"]
