@@ -29,7 +29,7 @@ BIN = SHARED / ("Scripts" if sys.platform == "win32" else "bin")
 EQUIVALENCE_CHECKS = ("model", "batch_invariance", "yoco", "scheduler")
 SANITIZED_TESTS = tuple(
     f"optimized/engine/tests/test_{name}.py"
-    for name in ("core_surface", "scheduler_core", "scheduler_machine", "scheduler_votes")
+    for name in ("choose_budget", "core_surface", "scheduler_core", "scheduler_machine", "scheduler_votes")
 )
 SANITIZERS = {"address,undefined": "libasan.so", "thread": "libtsan.so"}  # and the library that must be loaded first
 

@@ -161,9 +161,9 @@ TOKENS = (
     ),
     Mutation(
         "last_token_prefilled_again",
-        "csrc/request.hpp",
-        "return length() - (length() > prompt_length ? 1 : 0);",
-        "return length();",
+        _PLANNING,
+        "const std::int64_t remaining = request.prefill_length()",
+        "const std::int64_t remaining = request.length()",
         "I14: a request that comes back samples nothing in its prefill, its last token begins a block",
     ),
     Mutation(
