@@ -179,8 +179,9 @@ SUMS = (
     Mutation(
         "few_rows_take_another_kernel",
         _PORTABLE + "rounding.py",
-        "    product = torch.bmm(tiles",
-        "    if rows < 3:\n        return (x.float() @ operand.float()).double()[:rows]\n    product = torch.bmm(tiles",
+        "    product = batched_matmul(tiles",
+        "    if rows < 3:\n        return (x.float() @ operand.float()).double()[:rows]\n"
+        "    product = batched_matmul(tiles",
         "§4.1: one kernel for any number of rows",
     ),
     Mutation(
@@ -203,8 +204,8 @@ SUMS = (
     Mutation(
         "statistic_of_the_batch",
         _PORTABLE + "rms_norm.py",
-        "mean(dim=-1, keepdim=True)",
-        "mean(dim=-1, keepdim=True).mean(dim=0, keepdim=True)",
+        "mean_last(wide.square())",
+        "mean_last(wide.square()).mean(dim=0, keepdim=True)",
         "§4.1: a row's norm is its own",
     ),
 )

@@ -8,6 +8,8 @@ or none. Knows arrays and devices; knows nothing about what the numbers mean.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -68,8 +70,18 @@ def waits_allowed() -> Iterator[None]:
         yield
 
 
+@functools.cache
+def _announce_nothing() -> None:
+    """torch warns, once, that the mode below is a prototype."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode("warn")
+    torch.cuda.set_sync_debug_mode("default")
+
+
 @contextmanager
 def _sync_debug_mode(mode: str) -> Iterator[None]:
+    _announce_nothing()
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode(mode)
     try:

@@ -54,19 +54,21 @@ class Worker:
         geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
         max_pages = sequence_pages(max_model_len, geometry)
         scratch = InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages)
-        capture_stream, most_decoded = None, bucket_rows(config.max_num_seqs)
+        capture_stream: torch.cuda.Stream | None = None
+        most_decoded = bucket_rows(config.max_num_seqs)
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if not config.enforce_eager:
                 capture_stream = torch.cuda.Stream(device)
                 scratch += CapturedSteps.planned_bytes(model_config.vocab_size, most_decoded)
         # The experts of a layer are stacked on the device: it has fewer tensors than the checkpoint, caches included.
-        overhead = device_overhead(device, capture_stream, len(tensor_plan(model_config)))
+        weight_bytes, tensors = planned_bytes(model_config), len(tensor_plan(model_config))
+        overhead = device_overhead(device, capture_stream, weight_bytes, tensors)
         self._memory_plan = plan_memory(
             model_config,
             geometry,
             max_model_len,
-            weights=planned_bytes(model_config),
+            weights=weight_bytes,
             scratch=scratch,
             overhead=overhead,
             budget=int(available_bytes(device) * config.gpu_memory_utilization),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from optimized.ops.portable import tables
-from optimized.ops.portable.rounding import round_bf16
+from optimized.ops.portable.rounding import mean_last, round_bf16, sum_last
 from optimized.ops.registry import register
 
 
@@ -37,7 +37,7 @@ def engram_gate(h: torch.Tensor, memory: torch.Tensor, weight: torch.Tensor, eps
     stream = h.double()
     wide = memory.double().view(-1, copies + 1, width)
     key, value = wide[:, :copies], wide[:, copies:]
-    norms = torch.rsqrt(stream.square().mean(dim=-1) + eps) * torch.rsqrt(key.square().mean(dim=-1) + eps)
-    dot = (stream * weight * key).sum(dim=-1) * norms * width**-0.5
+    norms = torch.rsqrt(mean_last(stream.square()) + eps) * torch.rsqrt(mean_last(key.square()) + eps)
+    dot = sum_last(stream * weight * key) * norms * width**-0.5
     gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
-    return round_bf16(stream + gate[..., None] * value)
+    return round_bf16(stream + gate * value)

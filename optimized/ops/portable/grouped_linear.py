@@ -10,7 +10,7 @@ import torch
 
 from optimized.ops.linear_weight import LinearWeight
 from optimized.ops.portable import tables
-from optimized.ops.portable.rounding import ROW_TILE, round_bf16
+from optimized.ops.portable.rounding import ROW_TILE, batched_matmul, round_bf16
 from optimized.ops.registry import register
 
 _BLOCK_BYTES = 1 << 28  # of copied matrices at a time
@@ -57,7 +57,7 @@ def _by_tile(padded: torch.Tensor, ends: torch.Tensor, operand: torch.Tensor) ->
     owner = owner.clamp_(max=groups - 1)  # [T]
     block = max(1, _BLOCK_BYTES // (8 * depth * width))
     products = [
-        torch.bmm(tiles, operand.index_select(0, some))
+        batched_matmul(tiles, operand.index_select(0, some))
         for tiles, some in zip(padded.split(block), owner.split(block), strict=True)
     ]
     return torch.cat(products)

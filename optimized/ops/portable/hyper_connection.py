@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from optimized.ops.linear_weight import LinearWeight
-from optimized.ops.portable.rounding import round_bf16, tiled_matmul
+from optimized.ops.portable.rounding import batched_matmul, mean_last, round_bf16, tiled_matmul
 from optimized.ops.registry import register
 
 
@@ -33,7 +33,7 @@ def hyper_connection_mix(
     """pre [M, C], post [M, C], comb [M, C, C] float64."""
     rows, copies, _ = h.shape
     stream = h.double().flatten(1)
-    inverse = torch.rsqrt(stream.square().mean(dim=-1, keepdim=True).add_(norm_eps))
+    inverse = torch.rsqrt(mean_last(stream.square()).add_(norm_eps))
     mixes = (tiled_matmul(stream, fn.operand) * inverse).mul_(scale).add_(base)
     pre = torch.sigmoid(mixes[:, :copies]) + hc_eps
     post = torch.sigmoid(mixes[:, copies : 2 * copies]) * 2.0
@@ -49,5 +49,5 @@ def hyper_connection_collapse(h: torch.Tensor, pre: torch.Tensor) -> torch.Tenso
 @register("hyper_connection_expand")
 def hyper_connection_expand(y: torch.Tensor, h: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     """[M, D] and [M, C, D] bf16 to [M, C, D] bf16."""
-    carried = torch.bmm(comb.transpose(1, 2), h.double())
+    carried = batched_matmul(comb.transpose(1, 2), h.double())
     return round_bf16(carried.add_(post[..., None] * y.double()[:, None]))

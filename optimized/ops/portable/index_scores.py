@@ -6,7 +6,7 @@ import torch
 
 from optimized.ops.packed import Packed
 from optimized.ops.portable import tables
-from optimized.ops.portable.rounding import ROW_TILE, round_bf16
+from optimized.ops.portable.rounding import ROW_TILE, batched_matmul, round_bf16
 from optimized.ops.registry import register
 
 _BLOCK_BYTES = 1 << 25  # of gathered keys at a time
@@ -48,7 +48,7 @@ def index_scores(
             tile = slice(start, start + block)
             tables_of_rows = page_table.index_select(0, row_request[tile])
             gathered = _keys(keys, tables_of_rows.reshape(-1)).view(-1, columns, width)
-            scores[tile] = _combine_heads(torch.bmm(query[tile], gathered.transpose(1, 2)), head_weights[tile])
+            scores[tile] = _combine_heads(batched_matmul(query[tile], gathered.transpose(1, 2)), head_weights[tile])
     else:
         for request in range(requests):
             gathered = _keys(keys, page_table[request]).t()

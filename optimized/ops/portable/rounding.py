@@ -1,6 +1,9 @@
-"""Rounding of float64 to bfloat16 in one step, and matrix products in row tiles. Knows no operation.
+"""Rounding of float64 to bfloat16 in one step, and sums whose order does not depend on the number of rows. Knows no
+operation.
 
 torch converts float64 to bfloat16 through float32, which rounds twice: about one value in 65,000 comes out different.
+On CUDA, torch's row sums have another order for few rows than for many, and cuBLAS another kernel for one product than
+for a batch of two or more (seen on an H200).
 """
 
 from __future__ import annotations
@@ -60,5 +63,28 @@ def tiled_matmul(x: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
     if padding:
         x = F.pad(x, (0, 0, 0, padding))
     tiles = x.view(-1, ROW_TILE, depth)
-    product = torch.bmm(tiles, operand.expand(tiles.shape[0], -1, -1)).view(-1, operand.shape[1])
+    product = batched_matmul(tiles, operand.expand(tiles.shape[0], -1, -1)).view(-1, operand.shape[1])
     return product[:rows] if padding else product
+
+
+def batched_matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[B, M, K] @ [B, K, N]; a product has the same bits in any batch."""
+    if left.shape[0] == 1 and left.device.type != "cpu":
+        return torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
+    return torch.bmm(left, right)
+
+
+def sum_last(x: torch.Tensor) -> torch.Tensor:
+    """Sum over the last axis, which stays: [..., D] to [..., 1]; outside the CPU by folding it in half repeatedly."""
+    if x.device.type == "cpu":
+        return x.sum(dim=-1, keepdim=True)
+    while (width := x.shape[-1]) > 1:
+        half = width // 2
+        folded = x[..., :half] + x[..., half : 2 * half]
+        x = torch.cat((folded, x[..., 2 * half :]), dim=-1) if width % 2 else folded
+    return x
+
+
+def mean_last(x: torch.Tensor) -> torch.Tensor:
+    """Mean over the last axis, which stays: [..., D] to [..., 1]."""
+    return x.mean(dim=-1, keepdim=True) if x.device.type == "cpu" else sum_last(x) / x.shape[-1]

@@ -9,7 +9,7 @@ import torch
 
 from optimized.ops.packed import Packed
 from optimized.ops.portable import tables
-from optimized.ops.portable.rounding import round_bf16
+from optimized.ops.portable.rounding import batched_matmul, round_bf16, sum_last
 from optimized.ops.registry import register
 
 _LOG2_E = math.log2(math.e)
@@ -27,16 +27,16 @@ def _attend(q: torch.Tensor, parts: list[_Keys], sink: torch.Tensor, scale: floa
     """q [B, H, d], sink [H] times log2(e), float64. Sums run over the parts one after another. Returns [B, H, d]."""
     exponents = []
     for keys in parts:
-        exponent = torch.bmm(q, keys.values.transpose(1, 2)).mul_(scale).mul_(_LOG2_E)
+        exponent = batched_matmul(q, keys.values.transpose(1, 2)).mul_(scale).mul_(_LOG2_E)
         exponents.append(exponent.masked_fill_(keys.absent[:, None], -torch.inf))
     exponent = exponents[0] if len(exponents) == 1 else torch.cat(exponents, dim=2)
     largest = torch.maximum(exponent.amax(dim=-1), sink).ceil_()[..., None]
     weight = torch.exp2(exponent.sub_(largest))
-    total = weight.sum(dim=-1, keepdim=True).add_(torch.exp2(sink[:, None] - largest))
+    total = sum_last(weight).add_(torch.exp2(sink[:, None] - largest))
     rounded = round_bf16(weight).double().split([keys.absent.shape[1] for keys in parts], dim=2)
-    numerator = torch.bmm(rounded[0], parts[0].values)
+    numerator = batched_matmul(rounded[0], parts[0].values)
     for share, keys in zip(rounded[1:], parts[1:], strict=True):
-        numerator.baddbmm_(share, keys.values)
+        numerator.add_(batched_matmul(share, keys.values))
     return numerator.div_(total)
 
 

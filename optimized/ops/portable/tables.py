@@ -16,11 +16,16 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_VALUES = _E2M1 + tuple(-value for value in _E2M1)
 
 
+def _moved(table: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A table on a device, without waiting for that device: a step may be the first to ask for it."""
+    return table if device.type == "cpu" else table.pin_memory().to(device, non_blocking=True)
+
+
 @functools.cache
 def e4m3_values(device: torch.device) -> torch.Tensor:
     """[256] float64 value of each E4M3FN code."""
     codes = torch.arange(256, dtype=torch.uint8)
-    return codes.view(torch.float8_e4m3fn).to(torch.float64).to(device)
+    return _moved(codes.view(torch.float8_e4m3fn).to(torch.float64), device)
 
 
 @functools.cache
@@ -29,7 +34,7 @@ def e2m1_pairs(device: torch.device) -> torch.Tensor:
     values = torch.tensor(_E2M1_VALUES, dtype=torch.float64).abs_().copysign(torch.tensor(_E2M1_VALUES))
     values = values + 0.0  # code 8 is +0, as in the released table
     byte = torch.arange(256)
-    return torch.stack((values[byte & 15], values[byte >> 4]), dim=1).to(device)
+    return _moved(torch.stack((values[byte & 15], values[byte >> 4]), dim=1), device)
 
 
 @functools.cache
@@ -37,7 +42,7 @@ def ue8m0_values(device: torch.device) -> torch.Tensor:
     """[256] float64 powers of two, code 255 is NaN."""
     values = torch.exp2(torch.arange(256, dtype=torch.float64) - 127)
     values[255] = torch.nan
-    return values.to(device)
+    return _moved(values, device)
 
 
 @functools.cache
@@ -46,7 +51,7 @@ def e2m1_bounds(device: torch.device) -> torch.Tensor:
     ties = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
     above = torch.nextafter(ties, torch.tensor(torch.inf))
     up_at_tie = torch.tensor((False, True, False, True, False, True, False))
-    return torch.where(up_at_tie, ties, above).to(device)
+    return _moved(torch.where(up_at_tie, ties, above), device)
 
 
 def look_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
