@@ -20,7 +20,7 @@ _ENGRAM = "optimized/model/engram.py"
 _CACHES = "optimized/model/caches.py"
 _TRANSFORMER = "optimized/model/transformer.py"
 _INPUTS = "optimized/worker/input_batch.py"
-_SAMPLER = "optimized/engine/token_sampler.py"
+_VERIFIER = "optimized/engine/verifier.py"
 _PORTABLE = "optimized/ops/portable/"
 
 STATE = (
@@ -213,14 +213,14 @@ SUMS = (
 RESULTS = (
     Mutation(
         "noise_by_place_in_the_batch",
-        _SAMPLER,
+        _VERIFIER,
         "integers([one.sample_index for one in sequences])",
         "integers(list(range(len(sequences))))",
         "§5: noise is keyed by seed, position and sample, not by the row of the step",
     ),
     Mutation(
         "noise_by_tokens_of_the_output",
-        _SAMPLER,
+        _VERIFIER,
         "integers([one.position for one in sequences])",
         "integers([len(one.token_ids) for one in sequences])",
         "§5: noise is keyed by the position in the sequence, so that a resumed request goes on alike",

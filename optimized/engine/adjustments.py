@@ -1,19 +1,23 @@
 """What the parameters of some sequences change in their rows of logits, gathered for one call of the operation.
 
-Knows sequences' parameters and counts; knows nothing about how logits are changed or drawn from.
+Knows sequences' parameters and counts, and the drafts before a row, which count like tokens of the output; knows
+nothing about how logits are changed or drawn from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
 
+from optimized.engine.block import Block
 from optimized.engine.sequence import Sequence
 from optimized.engine.token_counts import Ids
 from optimized.ops.adjust_logits import Adjustments, Entries
+
+_KINDS = ("bias", "repetition", "frequency", "presence", "banned")
 
 
 @dataclass
@@ -30,40 +34,60 @@ class _Gathered:
         self.ids.append(ids)
         self.values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), ids.shape))
 
-    def entries(self, device: torch.device) -> Entries | None:
+    def entries(self) -> Entries | None:
         """All of them; None if there are none."""
         if not any(len(some) for some in self.ids):
             return None
-        parts = (np.concatenate(some) for some in (self.rows, self.ids, self.values))
-        return Entries(*(torch.from_numpy(part).to(device) for part in parts))
+        return Entries.of(*(np.concatenate(some) for some in (self.rows, self.ids, self.values)))
 
 
-def gather_adjustments(
-    sequences: SequenceOf[Sequence], vocab_size: int, device: torch.device, allowed: torch.Tensor | None = None
-) -> Adjustments | None:
-    """The adjustments of S rows, one a sequence; None if no row is changed.
+def gather_adjustments(blocks: SequenceOf[Block], num_ids: int) -> Adjustments | None:
+    """The adjustments of all rows of some blocks, in their order; None if no row is changed.
 
     Args:
-        allowed: [S, V] bool, what the sequences' grammars allow; None: everything.
+        num_ids: ids from here on are never drawn, so that nothing is said about them.
     """
-    kinds = {name: _Gathered() for name in ("bias", "repetition", "frequency", "presence", "banned")}
+    kinds = {name: _Gathered() for name in _KINDS}
+    row = 0
+    for block in blocks:
+        for place in range(len(block)):
+            _add_row(kinds, row, block.sequence, block.drafts[:place], num_ids)
+            row += 1
+    return _adjustments(kinds)
+
+
+def gather_bias(sequences: SequenceOf[Sequence]) -> Adjustments | None:
+    """The bias of one row of each sequence, all that changes a draft's row; None if there is none."""
+    kinds = {name: _Gathered() for name in _KINDS}
     for row, sequence in enumerate(sequences):
-        params = sequence.request.params
-        if params.logit_bias:
-            ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
-            kinds["bias"].add(row, ids, np.array(list(params.logit_bias.values()), dtype=np.float64))
-        if sequence.counts is not None:
-            ids, counts = sequence.counts.output()
-            if params.repetition_penalty != 1.0:
-                kinds["repetition"].add(row, sequence.counts.seen(), params.repetition_penalty)
-            if params.frequency_penalty:
-                kinds["frequency"].add(row, ids, params.frequency_penalty * counts.astype(np.float64))
-            if params.presence_penalty:
-                kinds["presence"].add(row, ids, params.presence_penalty)
-        if sequence.banned:
-            banned = np.array([token for token in sequence.banned if token < vocab_size], dtype=np.int64)
-            kinds["banned"].add(row, banned, 0.0)
-    entries = {name: kind.entries(device) for name, kind in kinds.items()}
-    if allowed is None and all(one is None for one in entries.values()):
-        return None
-    return Adjustments(allowed=allowed, **entries)
+        _add_bias(kinds["bias"], row, sequence)
+    return _adjustments(kinds)
+
+
+def _adjustments(kinds: dict[str, _Gathered]) -> Adjustments | None:
+    entries: dict[str, Any] = {name: kind.entries() for name, kind in kinds.items()}
+    return None if all(one is None for one in entries.values()) else Adjustments(**entries)
+
+
+def _add_row(kinds: dict[str, _Gathered], row: int, sequence: Sequence, drafts: SequenceOf[int], num_ids: int) -> None:
+    """What is to be done to the row after a sequence's tokens and some drafts."""
+    params = sequence.request.params
+    _add_bias(kinds["bias"], row, sequence)
+    if sequence.counts is not None:
+        ids, counts = sequence.counts.output(drafts)
+        if params.repetition_penalty != 1.0:
+            kinds["repetition"].add(row, sequence.counts.seen(drafts), params.repetition_penalty)
+        if params.frequency_penalty:
+            kinds["frequency"].add(row, ids, params.frequency_penalty * counts.astype(np.float64))
+        if params.presence_penalty:
+            kinds["presence"].add(row, ids, params.presence_penalty)
+    if len(sequence.token_ids) + len(drafts) < params.min_tokens:
+        banned = np.array([token for token in sequence.stop_ids if token < num_ids], dtype=np.int64)
+        kinds["banned"].add(row, banned, 0.0)
+
+
+def _add_bias(kind: _Gathered, row: int, sequence: Sequence) -> None:
+    bias = sequence.request.params.logit_bias
+    if bias:
+        ids = np.fromiter(bias, np.int64, len(bias))
+        kind.add(row, ids, np.array(list(bias.values()), dtype=np.float64))

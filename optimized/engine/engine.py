@@ -18,7 +18,7 @@ from optimized.engine.sequence import Sequence
 from optimized.engine.statistics import Statistics
 from optimized.engine.step_pipeline import LaunchedStep, StepPipeline, UsedMemory, Worker
 from optimized.engine.structured.requests import StructuredRequests
-from optimized.engine.token_sampler import Drawn
+from optimized.engine.verifier import Drawn
 from reference.spec.errors import EngineError
 from reference.spec.outputs import RequestOutput
 

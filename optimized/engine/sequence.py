@@ -63,11 +63,6 @@ class Sequence:
         return len(self.request.prompt_token_ids) + len(self.token_ids)
 
     @property
-    def banned(self) -> frozenset[int]:
-        """Ids that the next token may not be."""
-        return self.stop_ids if len(self.token_ids) < self.request.params.min_tokens else frozenset()
-
-    @property
     def ended_by_id(self) -> bool:
         """Whether the last token is one of stop_ids, so that it is no part of the text."""
         return self.finish_reason == "stop" and self.stop_match is None and self.token_ids[-1] in self.stop_ids

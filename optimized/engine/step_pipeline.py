@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from optimized.engine.block import Block
 from optimized.engine.device_queue import DeviceQueue
 from optimized.engine.prompt_logprobs import PromptRows, take_prompt_logprobs, wanted_rows
 from optimized.engine.sequence import Sequence
-from optimized.engine.structured.requests import masks
-from optimized.engine.token_sampler import Drawn, draw_tokens
-from optimized.ops.adjust_logits import unpack_bits
+from optimized.engine.verifier import Drawn, Verified, Verifier
 from reference.spec.sampling import LogprobsMode
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ class Worker(Protocol):
 class LaunchedStep:
     """A step whose forward pass is queued.
 
-    members: the plan's sequences. sampled: those of them that draw a token, with `drawn` and, on the device, `tokens`
-    [R] int64 by index in the plan (0 where none was drawn) once `StepPipeline.sample` was called.
+    members: the plan's sequences. sampled: those of them that draw a token, with what they draw and, on the device,
+    `tokens` [R] int64 by index in the plan (0 where none was drawn) once `StepPipeline.sample` was called.
     """
 
     plan: StepPlan
@@ -61,15 +60,15 @@ class LaunchedStep:
     prompt_rows: PromptRows
     logits: Future[Tensor]
     sampled: list[Sequence] = field(default_factory=list)
-    results: Future[tuple[list[Drawn], Tensor]] | None = None
+    results: Future[tuple[Verified, Tensor]] | None = None
 
     def collect(self) -> list[tuple[Sequence, Drawn]]:
         """Waits for the step: what each of `sampled` has drawn; prompt logprobs are handed over on the way."""
         logits = self.logits.result()  # [S + E, V]
         if self.prompt_rows.owners:
             take_prompt_logprobs(self.prompt_rows, logits[-len(self.prompt_rows.owners) :])
-        drawn = [] if self.results is None else self.results.result()[0]
-        return list(zip(self.sampled, drawn, strict=True))
+        drawn = [] if self.results is None else self.results.result()[0].collect()
+        return [(sequence, token) for sequence, (token,) in zip(self.sampled, drawn, strict=True)]
 
 
 class StepPipeline:
@@ -85,7 +84,7 @@ class StepPipeline:
         """
         self._worker = worker
         self._num_ids = num_ids
-        self._logprobs_mode = logprobs_mode
+        self._verifier = Verifier(num_ids, logprobs_mode)
         self._queue = DeviceQueue(threaded=threaded, guarded=guarded)
 
     def launch(
@@ -119,18 +118,14 @@ class StepPipeline:
         """
         order = {r: place for place, r in enumerate(np.flatnonzero(step.plan.sample_rows >= 0).tolist())}
         step.sampled = [step.members[r] for r in rows]
-        words = masks(step.sampled)
+        blocks = self._verifier.prepare([Block(sequence) for sequence in step.sampled])
 
-        def draw() -> tuple[list[Drawn], Tensor]:
+        def draw() -> tuple[Verified, Tensor]:
             logits = step.logits.result()
-            allowed = None if words is None else unpack_bits(words.to(logits.device), logits.shape[-1])  # [S, V]
-            drawn = draw_tokens(
-                logits[[order[r] for r in rows]], step.sampled, allowed=allowed, logprobs_mode=self._logprobs_mode
-            )
+            verified = self._verifier.launch(logits[[order[r] for r in rows]], blocks)
             tokens = logits.new_zeros(len(step.members)).long()  # [R]
-            for r, one in zip(rows, drawn, strict=True):
-                tokens[r] = max(one.token, 0)
-            return drawn, tokens
+            tokens[list(rows)] = verified.last
+            return verified, tokens
 
         step.results = self._queue.submit(draw)
 

@@ -20,6 +20,8 @@ from optimized.ops import (  # noqa: F401  (each names its operations for the ta
     selection,
     sparse_attention,
     store_entries,
+    verification_lengths,
+    verify,
 )
 from optimized.ops import portable as _portable  # noqa: F401  (registers its implementations)
 from optimized.ops.registry import BACKENDS, TableRow, table

@@ -10,7 +10,7 @@ import pytest
 
 from optimized import LLM, EngineError, SamplingParams
 from optimized.engine.output_processor import OutputProcessor
-from optimized.engine.token_sampler import draw_tokens
+from optimized.engine.verifier import Verifier
 from optimized.tests.stub import StubWorker, model_folder, stub_llm
 
 pytestmark = pytest.mark.ci
@@ -58,7 +58,8 @@ def test_an_error_anywhere_leaves_the_engine_as_new(
         if place.startswith("execute"):
             patch.setattr(worker, "execute", FailAt(worker.execute, at, error, after=place == "execute_after"))
         elif place == "draw":
-            patch.setattr("optimized.engine.step_pipeline.draw_tokens", FailAt(draw_tokens, at, error, after=False))
+            launch = FailAt(Verifier.launch, at, error, after=False)
+            patch.setattr(Verifier, "launch", lambda self, *args: launch(self, *args))
         else:
             take = FailAt(OutputProcessor.take, at, error, after=True)
             patch.setattr(OutputProcessor, "take", lambda self, one: take(self, one))

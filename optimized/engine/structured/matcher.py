@@ -8,7 +8,7 @@ language.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,35 +74,80 @@ class Matcher:
         """
         self._follow([token])
 
+    def words_through(self, drafts: Sequence[int]) -> torch.Tensor:
+        """Masks of a block's rows: row k is that of the token after the first k drafts. The state stays as it is.
+
+        After a draft that the grammar refuses, or that ends the sequence, everything is allowed: no token is ever
+        drawn there, since the draft's own mask rejects it, or the sequence has ended.
+
+        Returns:
+            [1 + L, ceil(V / 32)] int32; of no drafts the matcher's own, which a commit changes.
+        Raises:
+            GrammarError: the grammar fails or takes too long.
+        """
+        if not drafts:
+            return self._masks
+        began = time.thread_time()
+        masks = torch.full((1 + len(drafts), self._masks.shape[1]), -1, dtype=torch.int32)
+        masks[0] = self._masks[0]
+        taken = 0
+        try:
+            for place, token in enumerate(drafts):
+                if token in self._stop_ids or not self._allows(masks[place], token):
+                    break
+                self._accept(token)
+                taken += 1
+                self._fill(masks, place + 1)
+            if taken:
+                self._matcher.rollback(taken)
+        except RuntimeError as error:
+            raise GrammarError(f"the grammar failed: {error}") from error
+        self._spend(time.thread_time() - began, taken)
+        return masks
+
     def _follow(self, token_ids: Iterable[int]) -> None:
         began = time.thread_time()
+        taken = 0
         try:
             for token in token_ids:
-                self._seconds += SECONDS_A_TOKEN
                 if token in self._stop_ids and self.complete:
                     self._masks.zero_()
                     return
-                if not self._matcher.accept_token(token):
-                    raise GrammarError(f"the grammar refuses token {token}, which its mask allowed")
-            self._fill()
+                self._accept(token)
+                taken += 1
+            self.complete = self._fill(self._masks, 0)
         except RuntimeError as error:
             raise GrammarError(f"the grammar failed: {error}") from error
-        self._seconds -= time.thread_time() - began
+        self._spend(time.thread_time() - began, taken)
+
+    def _accept(self, token: int) -> None:
+        if not self._matcher.accept_token(token):
+            raise GrammarError(f"the grammar refuses token {token}, which its mask allowed")
+
+    def _spend(self, seconds: float, tokens: int) -> None:
+        """Accounts for the time that some tokens took."""
+        self._seconds += SECONDS_A_TOKEN * tokens - seconds
         if self._seconds < 0:
             raise GrammarError("following its grammar takes too much time")
 
-    def _fill(self) -> None:
-        """The mask of the present state."""
-        self._masks.fill_(-1)
-        self._matcher.fill_next_token_bitmask(self._masks)
-        self.complete = bool(self._matcher.is_completed())
+    def _fill(self, masks: torch.Tensor, row: int) -> bool:
+        """The mask of the present state, into a row of -1 or of an older mask; whether the text is complete."""
+        masks[row] = -1
+        self._matcher.fill_next_token_bitmask(masks, row)
+        complete = bool(self._matcher.is_completed())
         for token in {*self._matcher.stop_token_ids, *self._stop_ids}:
-            self._set(token, self.complete and token in self._stop_ids)
+            self._set(masks[row], token, complete and token in self._stop_ids)
+        return complete
 
-    def _set(self, token: int, allowed: bool) -> None:
+    @staticmethod
+    def _allows(mask: torch.Tensor, token: int) -> bool:
+        return bool(int(mask[token // 32]) >> (token % 32) & 1)
+
+    @staticmethod
+    def _set(mask: torch.Tensor, token: int, allowed: bool) -> None:
         word, bit = token // 32, token % 32
         value = 1 << bit if bit < 31 else -(1 << 31)
         if allowed:
-            self._masks[0, word] |= value
+            mask[word] |= value
         else:
-            self._masks[0, word] &= ~value
+            mask[word] &= ~value

@@ -5,11 +5,13 @@ Knows requests, sequences, the pool of compilers and matchers; knows nothing abo
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from optimized.engine.block import Block
 from optimized.engine.door import Request
 from optimized.engine.sequence import Sequence
 from optimized.engine.structured.compiler_pool import CompilerPool, Job
@@ -117,11 +119,23 @@ class StructuredRequests:
         self._waiting.clear()
 
 
-def masks(sequences: list[Sequence]) -> torch.Tensor | None:
-    """[S, W] int32, what each sequence may draw next, as bits; None if none of them is in a language."""
-    matchers = [one.matcher for one in sequences]
-    some = next((one for one in matchers if one is not None), None)
+def masks(blocks: SequenceOf[Block]) -> torch.Tensor | None:
+    """[S, W] int32, what each row of some blocks may draw, as bits; None if none of them is in a language.
+
+    A sequence that cannot go on is told so when its next token is drawn; its rows are free.
+    """
+    some = next((one.sequence.matcher for one in blocks if one.sequence.matcher is not None), None)
     if some is None:
         return None
-    everything = torch.full_like(some.words, -1)  # [W]
-    return torch.stack([everything if one is None else one.words for one in matchers])
+    return torch.cat([_mask(one, some.words) for one in blocks])
+
+
+def _mask(block: Block, like: torch.Tensor) -> torch.Tensor:
+    """[1 + L, W] of one block."""
+    sequence = block.sequence
+    if sequence.matcher is not None:
+        try:
+            return sequence.matcher.words_through(block.drafts)
+        except GrammarError as error:
+            sequence.pending_error = sequence.pending_error or str(error)
+    return torch.full_like(like, -1).expand(len(block), -1)

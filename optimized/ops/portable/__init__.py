@@ -21,6 +21,8 @@ from optimized.ops.portable import (
     selection,
     sparse_attention,
     store_entries,
+    verification_lengths,
+    verify,
 )
 from optimized.ops.registry import MEASURED, UNTESTED, implementations, register
 
@@ -41,6 +43,8 @@ __all__ = [
     "selection",
     "sparse_attention",
     "store_entries",
+    "verification_lengths",
+    "verify",
 ]
 
 #: Operations that ran on an NVIDIA H200 as parts of the engine, with results that were compared with the CPU's.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from optimized.ops.registry import register
-from optimized.ops.sample import SamplingRows
+from optimized.ops.sample import GREEDY_TEMPERATURE, SamplingRows
 
-GREEDY_TEMPERATURE = 1e-5
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -16,12 +15,12 @@ _ROUNDS = 10
 
 @register("philox_words")
 def philox_words(
-    seed: torch.Tensor, position: torch.Tensor, sample: torch.Tensor, role: int, count: int
+    seed: torch.Tensor, position: torch.Tensor, sample: torch.Tensor, role: torch.Tensor, count: int
 ) -> torch.Tensor:
     """[S, count] int64. A wrapped 64-bit product still has its high word after the arithmetic shift and the mask."""
     blocks = torch.arange((count + 3) // 4, device=seed.device)
     c0, c1 = blocks.expand(seed.shape[0], -1), (position & _WORD)[:, None]
-    c2, c3 = torch.full_like(c1, role), (sample & _WORD)[:, None]
+    c2, c3 = role[:, None], (sample & _WORD)[:, None]
     k0, k1 = (seed & _WORD)[:, None], ((seed >> 32) & _WORD)[:, None]
     for _ in range(_ROUNDS):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
@@ -32,41 +31,40 @@ def philox_words(
 
 def _filtered(z: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """Scaled logits [S, V] with -inf where top-k, top-p or min-p drop a token."""
-    vocabulary = z.shape[1]
-    some_k = (rows.top_k > 0) & (rows.top_k < vocabulary)
-    some_p = rows.top_p < 1
-    if bool((some_k | some_p).any()):
+    if rows.some_ranked:
+        vocabulary = z.shape[1]
+        some_p = rows.top_p < 1
         ranked, order = torch.sort(z, dim=1, descending=True, stable=True)
-        limit = torch.where(some_k, rows.top_k, vocabulary)[:, None]
+        limit = torch.where(rows.top_k > 0, rows.top_k, vocabulary)[:, None]
         ranked = ranked.masked_fill_(torch.arange(vocabulary, device=z.device) >= limit, -torch.inf)
         through = torch.softmax(ranked, dim=1).cumsum(dim=1)
         before = torch.cat((torch.zeros_like(through[:, :1]), through[:, :-1]), dim=1)
         ranked = ranked.masked_fill_((before >= rows.top_p[:, None]) & some_p[:, None], -torch.inf)
         z = torch.empty_like(z).scatter_(1, order, ranked)
-    floor = z.amax(dim=1) + torch.log(rows.min_p)
+    floor = z.amax(dim=1) + rows.log_min_p
     return z.masked_fill(z < floor[:, None], -torch.inf)
 
 
 @register("process_logits")
 def process_logits(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """[S, V] to [S, V]."""
+    if not rows.some_drawn:
+        return logits
     drawn = (rows.temperature >= GREEDY_TEMPERATURE)[:, None]
     divisor = torch.where(drawn, rows.temperature[:, None], 1.0)
     return torch.where(drawn, _filtered((logits - logits.amax(dim=1, keepdim=True)) / divisor, rows), logits)
 
 
-@register("sample")
-def sample(logits: torch.Tensor, rows: SamplingRows, role: int) -> torch.Tensor:
+@register("draw")
+def draw(processed: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """[S, V] to [S] int64; torch's argmax on the CPU returns the first maximum."""
-    greedy = torch.argmax(logits, dim=1)
-    drawn = rows.temperature >= GREEDY_TEMPERATURE
-    if not bool(drawn.any()):
-        return greedy
-    z = process_logits(logits, rows)
-    words = philox_words(rows.seed, rows.position, rows.sample, role, logits.shape[1])
+    if not rows.some_drawn:
+        return torch.argmax(processed, dim=1)
+    words = philox_words(rows.seed, rows.position, rows.sample, rows.role, processed.shape[1])
     uniform = (words.double() + 0.5) * 2.0**-32
     noise = torch.log(-torch.log1p(-uniform))
-    return torch.where(drawn, torch.argmax(z - noise, dim=1), greedy)
+    greedy = (rows.temperature < GREEDY_TEMPERATURE)[:, None]
+    return torch.argmax(processed - noise.masked_fill_(greedy, 0.0), dim=1)
 
 
 @register("log_probabilities")

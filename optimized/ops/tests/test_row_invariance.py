@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ from optimized.ops.packed import Packed
 from optimized.ops.quantize import quantize_fp8, quantize_mxfp4, quantize_nvfp4
 from optimized.ops.rms_norm import rms_norm
 from optimized.ops.rope import rope
-from optimized.ops.sample import SamplingRows, log_probabilities, sample
+from optimized.ops.sample import SamplingRows, draw, log_probabilities, process_logits
 from optimized.ops.sparse_attention import sparse_attention
 from optimized.ops.tests.generators import ROW_COUNTS, bf16, codes, e4m3_codes, normal
+from optimized.ops.verification_lengths import survivals
+from optimized.ops.verify import judge_drafts
 
 pytestmark = pytest.mark.ci
 
@@ -128,20 +131,37 @@ def sampling(rng: np.random.Generator) -> Rows:
         torch.from_numpy(rng.choice([0.0, 0.7, 1.3], size=MOST)),
         torch.from_numpy(rng.integers(-1, 40, size=MOST)),
         torch.from_numpy(rng.choice([0.3, 0.9, 1.0], size=MOST)),
-        torch.from_numpy(rng.choice([0.0, 0.05], size=MOST)),
+        torch.from_numpy(rng.choice([-np.inf, -3.0], size=MOST)),
         torch.from_numpy(rng.integers(-(2**63), 2**63, size=MOST)),
         torch.from_numpy(rng.integers(0, 10**6, size=MOST)),
         torch.zeros(MOST, dtype=torch.int64),
+        torch.from_numpy(rng.integers(0, 4, size=MOST)),
     )
+    columns = [one for one in vars(parameters).values() if isinstance(one, torch.Tensor)]
 
     def run(rows: slice) -> tuple[torch.Tensor, ...]:
-        chosen = SamplingRows(**{name: getattr(parameters, name)[rows] for name in vars(parameters)})
-        return sample(logits[rows], chosen), log_probabilities(logits[rows])
+        some: list[Any] = [one[rows] for one in columns]
+        chosen = SamplingRows(*some)
+        processed = process_logits(logits[rows], chosen)
+        return processed, draw(processed, chosen), log_probabilities(logits[rows])
 
     return run
 
 
-@pytest.mark.parametrize("case", [linears, experts, streams, caches, attention, index, sampling])
+def verification(rng: np.random.Generator) -> Rows:
+    target, proposal = normal(rng, MOST, 131, scale=2.0), normal(rng, MOST, 131, scale=2.0)
+    drafts = torch.from_numpy(rng.integers(0, 131, size=MOST))
+    words = torch.from_numpy(rng.integers(0, 2**32, size=MOST))
+    confidence, temperatures = normal(rng, MOST, 5, scale=3.0), torch.from_numpy(rng.uniform(0.5, 2, size=5))
+
+    def run(rows: slice) -> tuple[torch.Tensor, ...]:
+        kept, residual = judge_drafts(target[rows], proposal[rows], drafts[rows], words[rows], 0.99)
+        return kept, residual, survivals(confidence[rows], temperatures)
+
+    return run
+
+
+@pytest.mark.parametrize("case", [linears, experts, streams, caches, attention, index, sampling, verification])
 def test_a_row_alone_equals_the_row_in_a_batch(case: Callable[[np.random.Generator], Rows], rng) -> None:
     run = case(rng)
     alone = [run(slice(row, row + 1)) for row in range(MOST)]

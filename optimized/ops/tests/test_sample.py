@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from optimized.ops.sample import ACCEPT, DRAFT, RESIDUAL, TARGET, SamplingRows, healthy, philox_words, sample
+from optimized.ops.sample import (
+    ACCEPT,
+    DRAFT,
+    RESIDUAL,
+    TARGET,
+    SamplingRows,
+    draw,
+    greatest,
+    philox_words,
+    process_logits,
+)
 from optimized.ops.tests.generators import normal
 
 pytestmark = pytest.mark.ci
@@ -18,12 +30,17 @@ SEED = 0x0123456789ABCDEF
 
 def rows(count: int, **given: list[float]) -> SamplingRows:
     """Parameters of `count` rows; what is not given is neutral."""
-    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0, "sample": 0}
-    kinds = dict.fromkeys(("temperature", "top_p", "min_p"), torch.float64)
-    values = {name: given.get(name, [value] * count) for name, value in neutral.items()}
-    return SamplingRows(
-        **{name: torch.tensor(value, dtype=kinds.get(name, torch.int64)) for name, value in values.items()}
-    )
+    neutral = {"temperature": 1.0, "top_p": 1.0, "log_min_p": -math.inf}
+    neutral |= {"top_k": 0, "seed": 0, "position": 0, "sample": 0, "role": TARGET}
+    columns: dict[str, Any] = {
+        name: torch.tensor(given.get(name, [value] * count), dtype=torch.float64 if index < 3 else torch.int64)
+        for index, (name, value) in enumerate(neutral.items())
+    }
+    return SamplingRows(**columns)
+
+
+def sample(logits: torch.Tensor, parameters: SamplingRows) -> torch.Tensor:
+    return draw(process_logits(logits, parameters), parameters)
 
 
 def one(value: int) -> torch.Tensor:
@@ -41,12 +58,12 @@ def one(value: int) -> torch.Tensor:
 )
 def test_noise_is_the_published_one(role: int, words: str) -> None:
     expected = [int(word, 16) for word in words.split()]
-    assert philox_words(one(SEED), one(7), one(0), role, len(expected)).tolist() == [expected]
+    assert philox_words(one(SEED), one(7), one(0), one(role), len(expected)).tolist() == [expected]
 
 
 def test_philox_known_answer_of_the_zero_counter() -> None:
     expected = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    assert philox_words(one(0), one(0), one(0), TARGET, 4).tolist() == [expected]
+    assert philox_words(one(0), one(0), one(0), one(TARGET), 4).tolist() == [expected]
 
 
 def test_zero_temperature_is_argmax_with_the_lowest_id() -> None:
@@ -84,7 +101,8 @@ def test_draws_stay_inside_the_filters_and_reach_all_of_them(
 ) -> None:
     logits = normal(rng, 1, 20)
     count = 3000
-    given = {"temperature": temperature, "top_k": k, "top_p": p, "min_p": min_p}
+    log_min_p = math.log(min_p) if min_p else -math.inf
+    given = {"temperature": temperature, "top_k": k, "top_p": p, "log_min_p": log_min_p}
     parameters = rows(count, position=list(range(count)), **{name: [value] * count for name, value in given.items()})
     drawn = set(sample(logits.expand(count, -1), parameters).tolist())
     expected = allowed(logits[0].tolist(), temperature=temperature, k=k, p=p, min_p=min_p)
@@ -107,7 +125,16 @@ def test_masked_ids_are_never_drawn() -> None:
     assert set(sample(logits, rows(500, position=list(range(500)))).tolist()) == {4}
 
 
-def test_rows_without_a_token_are_not_healthy() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_the_host_knows_changes_no_bit(rng: np.random.Generator, temperature: float) -> None:
+    logits = normal(rng, 40, 30)
+    unknown = rows(40, position=list(range(40)), temperature=[temperature] * 40, log_min_p=[-2.0] * 40)
+    known = dataclasses.replace(unknown, some_drawn=temperature > 0, some_ranked=False)
+    assert torch.equal(process_logits(logits, unknown), process_logits(logits, known))
+    assert torch.equal(sample(logits, unknown), sample(logits, known))
+
+
+def test_the_greatest_value_of_a_row_tells_whether_a_token_can_be_drawn() -> None:
     good = [0.0, -math.inf]
     logits = torch.tensor([good, [math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]], dtype=torch.float64)
-    assert healthy(logits).tolist() == [True, False, False, False]
+    assert torch.isfinite(greatest(logits)).tolist() == [True, False, False, False]

@@ -1,0 +1,388 @@
+"""Draws the tokens of a step: which drafts of each block are kept and which token follows them, with its logprobs.
+
+Knows which numbers of a sequence the sampling operations need, and the order of a block's rows; knows nothing about how
+a token is drawn, where drafts come from or what happens to the tokens afterwards. A block without drafts is a plain
+draw. Three stages: ``Verifier.prepare`` reads sequences and no device, ``Verifier.launch`` queues work on the device
+and reads nothing back, ``Verified.collect`` waits for it. Rules: serving specification §1.1, §1.7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from optimized.engine.adjustments import gather_adjustments, gather_bias
+from optimized.engine.block import Block
+from optimized.engine.logprob_report import Findings, find
+from optimized.engine.sequence import Sequence
+from optimized.engine.structured.requests import masks
+from optimized.ops.adjust_logits import Adjustments, adjust_logits, unpack_bits
+from optimized.ops.sample import (
+    ACCEPT,
+    DRAFT,
+    GREEDY_TEMPERATURE,
+    RESIDUAL,
+    TARGET,
+    SamplingRows,
+    draw,
+    greatest,
+    philox_words,
+    process_logits,
+)
+from optimized.ops.verify import judge_drafts
+from reference.spec.errors import EngineError
+from reference.spec.outputs import Logprob
+from reference.spec.sampling import LogprobsMode, SamplingParams
+from reference.spec.speculation import Verification
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A committed token, or why none could be drawn.
+
+    logprob: a float32 value; 0 unless the request asked for logprobs. logprobs: the token's own and the most likely
+    ones, by (logit descending, id ascending), each with the rank 1 + number of strictly greater logits.
+    """
+
+    token: int
+    logprob: float = 0.0
+    logprobs: dict[int, Logprob] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """What verification needs to know of B blocks with S rows of logits, in the host's memory.
+
+    sampling: of the rows. drafts: [S] int64, the draft that a row judges, -1 at the last row of a block. grid:
+    [B, 1 + nextn] int64, the rows of each block; its last one fills the rest. words: [S, W] int32, what grammars allow.
+    judged: [J] int64, rows whose drafts are put to the ratio test. proposals: [J] int64, the rows of ``draft_rows``,
+    flattened, that these drafts were drawn from. reported: [N] int64, rows whose logprobs are wanted. most: how many
+    most likely tokens any of them reports.
+    """
+
+    blocks: SequenceOf[Block]
+    sampling: SamplingRows
+    drafts: torch.Tensor
+    grid: torch.Tensor
+    adjustments: Adjustments | None
+    words: torch.Tensor | None
+    judged: torch.Tensor
+    proposals: torch.Tensor
+    reported: torch.Tensor
+    most: int
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a step's blocks commit, on the device.
+
+    tokens: [B, 1 + nextn] int64, the accepted drafts and the token after them, then 0. accepted: [B] int64, how many
+    drafts were kept. last: [B] int64, the token after them, the anchor of the next block. last_positions: [B] int64,
+    its index in prompt + output. A block that ends its sequence, or has no healthy row, has some token of the
+    vocabulary there.
+    """
+
+    tokens: torch.Tensor
+    accepted: torch.Tensor
+    last: torch.Tensor
+    last_positions: torch.Tensor
+    _rows: BlockRows
+    _health: torch.Tensor  # [2, S] float64: see `greatest`, of the model's rows and of the adjusted ones
+    _findings: Findings | None
+
+    def collect(self) -> list[list[Drawn]]:
+        """Waits for the device: what each block commits, in order; what is told of a row that failed ends its list.
+
+        A sequence may end with any of its tokens, and does not take those after it.
+        """
+        tokens, health = self.tokens.tolist(), self._health.tolist()
+        reports = self._reports(tokens, self.accepted.tolist())
+        drawn, first = [], 0
+        for block, committed, kept in zip(self._rows.blocks, tokens, self.accepted.tolist(), strict=True):
+            drawn.append(self._of_block(block, first, committed[: 1 + kept], health, reports))
+            first += len(block)
+        return drawn
+
+    def _reports(self, tokens: list[list[int]], accepted: list[int]) -> dict[int, dict[int, Logprob]]:
+        """Logprobs of the rows that were reached and whose requests want them, by row."""
+        if self._findings is None:
+            return {}
+        told: list[int] = []
+        counts: list[int] = []
+        for block, committed, kept in zip(self._rows.blocks, tokens, accepted, strict=True):
+            count = block.sequence.request.params.logprobs
+            if count is not None:
+                told += committed[: 1 + kept] + [0] * (len(block) - 1 - kept)
+                counts += [count] * len(block)
+        rows = self._rows.reported.tolist()
+        return dict(zip(rows, self._findings.report(told, counts), strict=True))
+
+    @staticmethod
+    def _of_block(
+        block: Block, first: int, tokens: list[int], health: list[list[float]], reports: dict[int, dict[int, Logprob]]
+    ) -> list[Drawn]:
+        drawn: list[Drawn] = []
+        for row, token in enumerate(tokens, start=first):
+            error = _complaint(health[0][row], health[1][row], block.sequence)
+            if error is not None:
+                return [*drawn, Drawn(token=-1, error=error)]
+            entries = reports.get(row)
+            drawn.append(Drawn(token) if entries is None else Drawn(token, entries[token].logprob, entries))
+        return drawn
+
+
+class Verifier:
+    """Verifies the blocks of steps by one rule; a greedy request's drafts are judged by the argmax under either."""
+
+    def __init__(
+        self,
+        num_ids: int,
+        logprobs_mode: LogprobsMode,
+        rule: Verification = "coupled",
+        alpha: float = 1.0,
+        nextn: int = 0,
+    ) -> None:
+        """
+        Args:
+            num_ids: ids that the tokenizer has; none beyond them is ever drafted.
+            logprobs_mode: whether logprobs are told from the model's logits or from what the token was drawn from.
+            alpha: share of q that the residual of the ratio rule takes off.
+            nextn: most drafts of a block.
+        """
+        self._num_ids = num_ids
+        self._logprobs_mode = logprobs_mode
+        self._rule = rule
+        self._alpha = alpha
+        self._nextn = nextn
+
+    def prepare(self, blocks: SequenceOf[Block]) -> BlockRows:
+        """Reads what verification needs of some blocks, as their sequences stand now.
+
+        A sequence whose grammar fails on the drafts has a ``pending_error`` afterwards.
+        """
+        lengths = np.array([len(block) for block in blocks], dtype=np.int64)  # [B]
+        first = np.cumsum(lengths) - lengths  # [B]
+        owner = np.repeat(np.arange(len(blocks)), lengths)  # [S]
+        slot = np.arange(len(owner)) - first[owner]  # [S]
+        drafts = np.full(len(owner), -1, dtype=np.int64)  # [S]
+        drafts[slot < lengths[owner] - 1] = [token for block in blocks for token in block.drafts]
+        sequences = [block.sequence for block in blocks]
+        judged = self._judged(blocks, drafts, owner)
+        sources = np.array([block.source for block in blocks], dtype=np.int64)  # [B]
+        role = np.full(len(owner), TARGET, dtype=np.int64)  # [S]
+        role[judged] = RESIDUAL
+        wanted = [one.request.params.logprobs for one in sequences]
+        reported = np.array([count is not None for count in wanted], dtype=np.bool_)[owner]  # [S]
+        grid = first[:, None] + np.minimum(np.arange(1 + self._nextn), lengths[:, None] - 1)  # [B, 1 + nextn]
+        return BlockRows(
+            blocks=blocks,
+            sampling=_sampling(sequences, owner, slot, role),
+            drafts=torch.from_numpy(drafts),
+            grid=torch.from_numpy(grid),
+            adjustments=gather_adjustments(blocks, self._num_ids),
+            words=masks(blocks),
+            judged=torch.from_numpy(judged),
+            proposals=torch.from_numpy(sources[owner[judged]] * self._nextn + slot[judged]),
+            reported=torch.from_numpy(np.flatnonzero(reported)),
+            most=max((count or 0 for count in wanted), default=0),
+        )
+
+    def _judged(self, blocks: SequenceOf[Block], drafts: Integers, owner: Integers) -> Integers:
+        """[J] rows whose drafts are put to the ratio test."""
+        if self._rule == "coupled":
+            return np.zeros(0, dtype=np.int64)
+        drawn = [not _is_greedy(block.sequence.request.params) for block in blocks]
+        return np.flatnonzero(np.array(drawn, dtype=np.bool_)[owner] & (drafts >= 0))
+
+    def launch(self, logits: torch.Tensor, rows: BlockRows, draft_rows: torch.Tensor | None = None) -> Verified:
+        """Queues the verification of some blocks.
+
+        Args:
+            logits: [S, V] float64 of the blocks' rows in order, as the model made them; -inf from num_ids on.
+            draft_rows: [R, nextn, V] float64, what drafts were drawn from (``DraftChooser.rows``); the ratio rule alone
+                needs it.
+
+        Raises:
+            EngineError: drafts of the ratio rule without what they were drawn from.
+        """
+        device = logits.device
+        sampling, drafts, grid = rows.sampling.to(device), _to(rows.drafts, device), _to(rows.grid, device)
+        adjusted = self._adjust(logits, rows)  # [S, V]
+        health = torch.stack((greatest(logits), greatest(adjusted)))  # [2, S]
+        processed = process_logits(adjusted, sampling)  # [S, V]
+        reported = _to(rows.reported, device)
+        told_from = None
+        if len(rows.reported):
+            told_from = (logits if self._logprobs_mode == "raw_logprobs" else processed).index_select(0, reported)
+        if len(rows.judged):
+            judged = _to(rows.judged, device)
+            passed, residual = self._judge(processed, sampling, drafts, judged, rows, draft_rows)
+            processed = processed.index_copy(0, judged, residual)
+            tokens = draw(processed, sampling)  # [S]
+            kept = (tokens == drafts).index_copy(0, judged, passed)  # [S]
+        else:
+            tokens = draw(processed, sampling)
+            kept = tokens == drafts
+        committed = torch.where(kept, drafts, tokens)  # [S]
+        accepted = kept[grid].long().cumprod(dim=1).sum(dim=1)  # [B]; the last row of a block keeps nothing
+        place = torch.arange(grid.shape[1], device=device)  # [1 + nextn]
+        block_tokens = torch.where(place <= accepted[:, None], committed[grid], 0)  # [B, 1 + nextn]
+        return Verified(
+            tokens=block_tokens,
+            accepted=accepted,
+            last=block_tokens.gather(1, accepted[:, None])[:, 0],
+            last_positions=sampling.position[grid[:, 0]] + accepted,
+            _rows=rows,
+            _health=health,
+            _findings=None if told_from is None else find(told_from, committed.index_select(0, reported), rows.most),
+        )
+
+    def _adjust(self, logits: torch.Tensor, rows: BlockRows) -> torch.Tensor:
+        """[S, V] with bias, penalties and masks."""
+        if rows.adjustments is None and rows.words is None:
+            return logits
+        adjustments = Adjustments() if rows.adjustments is None else rows.adjustments.to(logits.device)
+        if rows.words is not None:
+            allowed = unpack_bits(_to(rows.words, logits.device), logits.shape[1])  # [S, V]
+            adjustments = replace(adjustments, allowed=allowed)
+        return adjust_logits(logits, adjustments)
+
+    def _judge(
+        self,
+        processed: torch.Tensor,
+        sampling: SamplingRows,
+        drafts: torch.Tensor,
+        judged: torch.Tensor,
+        rows: BlockRows,
+        draft_rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[J] bool, which drafts pass the ratio test; [J, V], what replaces them is drawn from."""
+        if draft_rows is None or int(rows.proposals.min()) < 0:
+            raise EngineError("drafts of the ratio rule came without the rows that they were drawn from")
+        proposal = draft_rows.flatten(0, 1).index_select(0, _to(rows.proposals, processed.device))  # [J, V]
+        seed, position, sample = (one[judged] for one in (sampling.seed, sampling.position, sampling.sample))  # [J]
+        words = philox_words(seed, position, sample, torch.full_like(seed, ACCEPT), 1)[:, 0]  # [J]
+        return judge_drafts(processed.index_select(0, judged), proposal, drafts[judged], words, self._alpha)
+
+    def chooser(self, sequences: SequenceOf[Sequence], positions: torch.Tensor) -> DraftChooser:
+        """What chooses the drafts of a block of each of A sequences.
+
+        Args:
+            positions: [A] int64 on the device, index in prompt + output of each block's first draft.
+        """
+        count = np.arange(len(sequences))
+        role = TARGET if self._rule == "coupled" else DRAFT
+        sampling = _sampling(sequences, count, np.zeros_like(count), np.full(len(sequences), role, dtype=np.int64))
+        bias = gather_bias(sequences)
+        return DraftChooser(
+            replace(sampling.to(positions.device), position=positions),
+            None if bias is None else bias.to(positions.device),
+            self._num_ids,
+            self._nextn,
+            keep_rows=self._rule == "ratio",
+        )
+
+
+class DraftChooser:
+    """Chooses the drafts of A blocks, slot after slot; an ``optimized.model.draft.Choose`` that reads no device.
+
+    A draft's row has its request's bias, temperature and filters, but neither penalties nor masks. Slots from nextn on
+    are no drafts: they take the argmax.
+    """
+
+    def __init__(
+        self, sampling: SamplingRows, bias: Adjustments | None, num_ids: int, nextn: int, *, keep_rows: bool
+    ) -> None:
+        """
+        Args:
+            sampling: of A rows, at the positions of the first drafts.
+            keep_rows: whether verification will ask what the drafts were drawn from.
+        """
+        self._sampling = sampling
+        self._bias = bias
+        self._num_ids = num_ids
+        self._nextn = nextn
+        self._kept: list[torch.Tensor] | None = [] if keep_rows else None
+
+    def __call__(self, logits: torch.Tensor, slot: int) -> torch.Tensor:
+        """(logits [A, V] of a slot, slot) -> token ids [A]; called slot after slot."""
+        if slot >= self._nextn:
+            return torch.argmax(logits, dim=1)
+        known = logits.double()  # [A, V]
+        if self._num_ids < known.shape[1]:
+            known = known.clone()
+            known[:, self._num_ids :] = -torch.inf
+        if self._bias is not None:
+            known = adjust_logits(known, self._bias)
+        sampling = replace(self._sampling, position=self._sampling.position + slot)
+        processed = process_logits(known, sampling)
+        if self._kept is not None:
+            self._kept.append(processed)
+        return draw(processed, sampling)
+
+    @property
+    def rows(self) -> torch.Tensor | None:
+        """[A, nextn, V] float64, what the drafts were drawn from, once all are chosen; None if nothing was kept."""
+        return torch.stack(self._kept, dim=1) if self._kept else None
+
+
+def _sampling(sequences: SequenceOf[Sequence], owner: Integers, slot: Integers, role: Integers) -> SamplingRows:
+    """The parameters of the sampling operations.
+
+    Args:
+        owner: [S], which of the sequences a row belongs to. slot: [S], how many drafts stand before it. role: [S].
+    """
+    params = [one.request.params for one in sequences]
+    drawn = [one for one in params if not _is_greedy(one)]
+
+    def numbers(values: list[float]) -> torch.Tensor:
+        return torch.from_numpy(np.array(values, dtype=np.float64)[owner])  # [S]
+
+    def integers(values: list[int]) -> torch.Tensor:
+        return torch.from_numpy(np.array(values, dtype=np.int64)[owner])  # [S]
+
+    return SamplingRows(
+        temperature=numbers([one.temperature for one in params]),
+        top_k=integers([one.top_k for one in params]),
+        top_p=numbers([one.top_p for one in params]),
+        log_min_p=numbers([math.log(one.min_p) if one.min_p > 0 else -math.inf for one in params]),
+        seed=integers([_signed(one.request.seed) for one in sequences]),
+        position=integers([one.position for one in sequences]) + torch.from_numpy(slot),
+        sample=integers([one.sample_index for one in sequences]),
+        role=torch.from_numpy(role),
+        some_drawn=bool(drawn),
+        some_ranked=any(one.top_k > 0 or one.top_p < 1 for one in drawn),
+    )
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_TEMPERATURE
+
+
+def _signed(seed: int) -> int:
+    """The signed integer with the bits of an unsigned 64-bit one."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device, non_blocking=True)
+
+
+def _complaint(model: float, adjusted: float, sequence: Sequence) -> str | None:
+    """Why nothing can be drawn from a row, by the greatest values of what the model made and its request changed."""
+    if math.isfinite(model) and math.isfinite(adjusted):
+        return None
+    for value, what in ((model, "the logits hold"), (adjusted, "with bias and penalties the logits hold")):
+        if math.isnan(value) or value == math.inf:
+            return f"{what} {'NaN' if math.isnan(value) else '+inf'}"
+    if sequence.matcher is not None:
+        return "a dead end: its grammar allows no token that the model and min_tokens allow too"
+    return "every token is masked: no logit is above -inf"
