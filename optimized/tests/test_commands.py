@@ -44,7 +44,7 @@ def test_ops_prints_a_row_for_each_operation_and_backend(capsys: pytest.CaptureF
     assert main(["ops", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {"op", "backend", "provider", "state", "row_invariant"} == set(rows[0])
-    assert {row["backend"] for row in rows if row["op"] == "sample"} == {"cpu", "cuda", "ascend"}
+    assert {row["backend"] for row in rows if row["op"] == "draw"} == {"cpu", "cuda", "ascend"}
     assert {row["state"] for row in rows if row["backend"] == "cpu"} == {"measured"}
     assert main(["ops"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(rows) + 1
