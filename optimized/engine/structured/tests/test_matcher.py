@@ -61,6 +61,53 @@ def test_its_state_is_that_of_a_fresh_one_after_every_token(
     assert taken
 
 
+GRAMMARS = [
+    ("json", None),
+    ("json", {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}),
+    ("regex", "[a-c]{2,9}(x|yz)*"),
+    ("regex", "a[ab]?"),
+    ("ebnf", 'root ::= "b" root? "b" | "x"'),
+    ("choice", ["é\n", 'é"\\', "b"]),
+]
+
+
+@pytest.mark.parametrize("stop_ids", [(EOS,), (), (EOS, ord("b"))])
+@pytest.mark.parametrize("kind, schema", GRAMMARS)
+def test_masks_of_a_block_are_those_after_its_drafts_and_leave_no_trace(
+    kind: str, schema: object, stop_ids: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """Drafts are allowed tokens, stop ids among them, with some that are not allowed in between."""
+    one, committed = matcher(kind, schema, stop_ids), list[int]()
+    while len(committed) < 20 and allowed(one):
+        masks, drafts, fresh = [one.words.clone()], list[int](), matcher(kind, schema, stop_ids)
+        fresh.restart(committed)
+        for _ in range(rng.integers(0, 5)):
+            choices = allowed(fresh)
+            if rng.random() < 0.1 or not choices:
+                drafts.append(int(rng.integers(0, VOCAB)))
+            else:
+                drafts.append(int(rng.choice(choices)))
+            if drafts[-1] not in choices or (fresh.complete and drafts[-1] in stop_ids):
+                break
+            fresh.commit(drafts[-1])
+            masks.append(fresh.words.clone())
+        later = rng.integers(0, VOCAB, rng.integers(0, 3)).tolist() if len(masks) <= len(drafts) else []
+        free = [torch.full_like(one.words, -1)] * (1 + len(drafts) + len(later) - len(masks))
+        assert torch.equal(one.words_through([*drafts, *later]), torch.stack([*masks, *free]))
+        assert torch.equal(one.words, masks[0])
+        token = int(rng.choice(allowed(one)))
+        ended = one.complete and token in stop_ids
+        one.commit(token)
+        committed.append(token)
+        if ended:
+            assert one.exhausted
+            break
+        again = matcher(kind, schema, stop_ids)
+        again.restart(committed)
+        assert torch.equal(again.words, one.words) and again.complete == one.complete
+    assert committed
+
+
 def test_a_stop_id_is_allowed_where_the_text_is_complete_and_only_there() -> None:
     stop = (EOS, ord("b"))
     one = matcher("regex", "a[ab]?", stop)
@@ -95,6 +142,14 @@ def test_a_grammar_that_takes_more_time_with_every_token_is_given_up() -> None:
     slow._seconds = 0.1
     with pytest.raises(GrammarError, match="too much time"):
         feed(slow, "x" * 2000)
+
+
+def test_drafts_that_take_too_much_time_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = matcher("regex", "a*")
+    monkeypatch.setattr("optimized.engine.structured.matcher.SECONDS_A_TOKEN", 0.0)
+    slow._seconds = 0.0
+    with pytest.raises(GrammarError, match="too much time"):
+        slow.words_through(list(b"aaa"))
 
 
 def test_bits_are_unpacked_word_by_word(rng: np.random.Generator) -> None:
