@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from optimized.engine.block import Block
 from optimized.engine.sequence import Sequence
@@ -38,7 +39,7 @@ class _Gathered:
         """All of them; None if there are none."""
         if not any(len(some) for some in self.ids):
             return None
-        return Entries.of(*(np.concatenate(some) for some in (self.rows, self.ids, self.values)))
+        return Entries(*(torch.from_numpy(np.concatenate(some)) for some in (self.rows, self.ids, self.values)))
 
 
 def gather_adjustments(blocks: SequenceOf[Block], num_ids: int) -> Adjustments | None:

@@ -30,6 +30,10 @@ class Findings:
     logits: torch.Tensor
     logprobs: torch.Tensor
 
+    def of_rows(self, places: list[int]) -> Findings:
+        """Those of some of the rows."""
+        return Findings(*(column[places] for column in vars(self).values()))
+
     def report(self, tokens: list[int], counts: list[int]) -> list[dict[int, Logprob]]:
         """Each row's token first, then its most likely tokens, by (logit descending, id ascending).
 
@@ -38,7 +42,7 @@ class Findings:
         Returns:
             token id -> Logprob, with a float32 value and the rank 1 + number of strictly greater logits.
         """
-        columns = (self.own, self.ranks, self.ids, self.logits, self.logprobs)
+        columns = vars(self).values()
         return [
             {token: Logprob(own, rank), **_most_likely(zip(ids, logits, logprobs, strict=True), count)}
             for token, count, own, rank, ids, logits, logprobs in zip(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from optimized.engine.block import Block
@@ -20,6 +21,7 @@ from optimized.engine.device_queue import DeviceQueue
 from optimized.engine.prompt_logprobs import PromptRows, take_prompt_logprobs, wanted_rows
 from optimized.engine.sequence import Sequence
 from optimized.engine.verifier import Drawn, Verified, Verifier
+from optimized.worker.transfer import upload
 from reference.spec.sampling import LogprobsMode
 
 if TYPE_CHECKING:
@@ -122,10 +124,10 @@ class StepPipeline:
 
         def draw() -> tuple[Verified, Tensor]:
             logits = step.logits.result()
-            verified = self._verifier.launch(logits[[order[r] for r in rows]], blocks)
-            tokens = logits.new_zeros(len(step.members)).long()  # [R]
-            tokens[list(rows)] = verified.last
-            return verified, tokens
+            places = upload([order[r] for r in rows], logits.device)  # [B]
+            verified = self._verifier.launch(logits.index_select(0, places), blocks)
+            tokens = torch.zeros(len(step.members), dtype=torch.int64, device=logits.device)  # [R]
+            return verified, tokens.index_copy_(0, upload(rows, logits.device), verified.last)
 
         step.results = self._queue.submit(draw)
 

@@ -35,6 +35,7 @@ from optimized.ops.sample import (
     process_logits,
 )
 from optimized.ops.verify import judge_drafts
+from optimized.worker.transfer import Download, moved
 from reference.spec.errors import EngineError
 from reference.spec.outputs import Logprob
 from reference.spec.sampling import LogprobsMode, SamplingParams
@@ -94,49 +95,38 @@ class Verified:
     accepted: torch.Tensor
     last: torch.Tensor
     last_positions: torch.Tensor
-    _rows: BlockRows
-    _health: torch.Tensor  # [2, S] float64: see `greatest`, of the model's rows and of the adjusted ones
-    _findings: Findings | None
+    _blocks: SequenceOf[Block]
+    _told: Download  # tokens, accepted, [2, S] `greatest` of the rows before and after adjustment, findings
 
     def collect(self) -> list[list[Drawn]]:
         """Waits for the device: what each block commits, in order; what is told of a row that failed ends its list.
 
         A sequence may end with any of its tokens, and does not take those after it.
         """
-        tokens, health = self.tokens.tolist(), self._health.tolist()
-        reports = self._reports(tokens, self.accepted.tolist())
+        all_tokens, accepted, health, *findings = self._told.wait()
+        tokens = [some[: 1 + kept] for some, kept in zip(all_tokens.tolist(), accepted.tolist(), strict=True)]
+        reports = self._reports(tokens, Findings(*findings)) if findings else {}
+        model, adjusted = health.tolist()
         drawn, first = [], 0
-        for block, committed, kept in zip(self._rows.blocks, tokens, self.accepted.tolist(), strict=True):
-            drawn.append(self._of_block(block, first, committed[: 1 + kept], health, reports))
+        for block, committed in zip(self._blocks, tokens, strict=True):
+            drawn.append(_of_block(block, first, committed, (model, adjusted), reports))
             first += len(block)
         return drawn
 
-    def _reports(self, tokens: list[list[int]], accepted: list[int]) -> dict[int, dict[int, Logprob]]:
+    def _reports(self, tokens: list[list[int]], findings: Findings) -> dict[int, dict[int, Logprob]]:
         """Logprobs of the rows that were reached and whose requests want them, by row."""
-        if self._findings is None:
-            return {}
-        told: list[int] = []
-        counts: list[int] = []
-        for block, committed, kept in zip(self._rows.blocks, tokens, accepted, strict=True):
+        places, rows, told, counts = list[int](), list[int](), list[int](), list[int]()
+        first = place = 0
+        for block, committed in zip(self._blocks, tokens, strict=True):
             count = block.sequence.request.params.logprobs
             if count is not None:
-                told += committed[: 1 + kept] + [0] * (len(block) - 1 - kept)
-                counts += [count] * len(block)
-        rows = self._rows.reported.tolist()
-        return dict(zip(rows, self._findings.report(told, counts), strict=True))
-
-    @staticmethod
-    def _of_block(
-        block: Block, first: int, tokens: list[int], health: list[list[float]], reports: dict[int, dict[int, Logprob]]
-    ) -> list[Drawn]:
-        drawn: list[Drawn] = []
-        for row, token in enumerate(tokens, start=first):
-            error = _complaint(health[0][row], health[1][row], block.sequence)
-            if error is not None:
-                return [*drawn, Drawn(token=-1, error=error)]
-            entries = reports.get(row)
-            drawn.append(Drawn(token) if entries is None else Drawn(token, entries[token].logprob, entries))
-        return drawn
+                rows += range(first, first + len(committed))
+                places += range(place, place + len(committed))
+                told += committed
+                counts += [count] * len(committed)
+                place += len(block)
+            first += len(block)
+        return dict(zip(rows, findings.of_rows(places).report(told, counts), strict=True))
 
 
 class Verifier:
@@ -213,64 +203,56 @@ class Verifier:
         Raises:
             EngineError: drafts of the ratio rule without what they were drawn from.
         """
-        device = logits.device
-        sampling, drafts, grid = rows.sampling.to(device), _to(rows.drafts, device), _to(rows.grid, device)
+        if len(rows.judged) and (draft_rows is None or int(rows.proposals.min()) < 0):
+            raise EngineError("drafts of the ratio rule came without the rows that they were drawn from")
+        rows = moved(rows, logits.device)
         adjusted = self._adjust(logits, rows)  # [S, V]
         health = torch.stack((greatest(logits), greatest(adjusted)))  # [2, S]
-        processed = process_logits(adjusted, sampling)  # [S, V]
-        reported = _to(rows.reported, device)
-        told_from = None
-        if len(rows.reported):
-            told_from = (logits if self._logprobs_mode == "raw_logprobs" else processed).index_select(0, reported)
-        if len(rows.judged):
-            judged = _to(rows.judged, device)
-            passed, residual = self._judge(processed, sampling, drafts, judged, rows, draft_rows)
-            processed = processed.index_copy(0, judged, residual)
-            tokens = draw(processed, sampling)  # [S]
-            kept = (tokens == drafts).index_copy(0, judged, passed)  # [S]
+        processed = process_logits(adjusted, rows.sampling)  # [S, V]
+        told_from = logits if self._logprobs_mode == "raw_logprobs" else processed  # [S, V]
+        if draft_rows is None or not len(rows.judged):
+            tokens = draw(processed, rows.sampling)  # [S]
+            kept = tokens == rows.drafts  # [S]
         else:
-            tokens = draw(processed, sampling)
-            kept = tokens == drafts
-        committed = torch.where(kept, drafts, tokens)  # [S]
-        accepted = kept[grid].long().cumprod(dim=1).sum(dim=1)  # [B]; the last row of a block keeps nothing
-        place = torch.arange(grid.shape[1], device=device)  # [1 + nextn]
-        block_tokens = torch.where(place <= accepted[:, None], committed[grid], 0)  # [B, 1 + nextn]
+            passed, residual = self._judge(processed, rows, draft_rows)
+            tokens = draw(processed.index_copy(0, rows.judged, residual), rows.sampling)
+            kept = (tokens == rows.drafts).index_copy(0, rows.judged, passed)
+        committed = torch.where(kept, rows.drafts, tokens)  # [S]
+        accepted = kept[rows.grid].long().cumprod(dim=1).sum(dim=1)  # [B]; the last row of a block keeps nothing
+        place = torch.arange(rows.grid.shape[1], device=logits.device)  # [1 + nextn]
+        block_tokens = torch.where(place <= accepted[:, None], committed[rows.grid], 0)  # [B, 1 + nextn]
+        findings = None
+        if len(rows.reported):
+            chosen = committed.index_select(0, rows.reported)  # [N]
+            findings = find(told_from.index_select(0, rows.reported), chosen, rows.most)
         return Verified(
             tokens=block_tokens,
             accepted=accepted,
             last=block_tokens.gather(1, accepted[:, None])[:, 0],
-            last_positions=sampling.position[grid[:, 0]] + accepted,
-            _rows=rows,
-            _health=health,
-            _findings=None if told_from is None else find(told_from, committed.index_select(0, reported), rows.most),
+            last_positions=rows.sampling.position[rows.grid[:, 0]] + accepted,
+            _blocks=rows.blocks,
+            _told=Download(block_tokens, accepted, health, *(() if findings is None else vars(findings).values())),
         )
 
     def _adjust(self, logits: torch.Tensor, rows: BlockRows) -> torch.Tensor:
         """[S, V] with bias, penalties and masks."""
         if rows.adjustments is None and rows.words is None:
             return logits
-        adjustments = Adjustments() if rows.adjustments is None else rows.adjustments.to(logits.device)
+        adjustments = rows.adjustments or Adjustments()
         if rows.words is not None:
-            allowed = unpack_bits(_to(rows.words, logits.device), logits.shape[1])  # [S, V]
+            allowed = unpack_bits(rows.words, logits.shape[1])  # [S, V]
             adjustments = replace(adjustments, allowed=allowed)
         return adjust_logits(logits, adjustments)
 
     def _judge(
-        self,
-        processed: torch.Tensor,
-        sampling: SamplingRows,
-        drafts: torch.Tensor,
-        judged: torch.Tensor,
-        rows: BlockRows,
-        draft_rows: torch.Tensor | None,
+        self, processed: torch.Tensor, rows: BlockRows, draft_rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[J] bool, which drafts pass the ratio test; [J, V], what replaces them is drawn from."""
-        if draft_rows is None or int(rows.proposals.min()) < 0:
-            raise EngineError("drafts of the ratio rule came without the rows that they were drawn from")
-        proposal = draft_rows.flatten(0, 1).index_select(0, _to(rows.proposals, processed.device))  # [J, V]
-        seed, position, sample = (one[judged] for one in (sampling.seed, sampling.position, sampling.sample))  # [J]
+        judged, columns = rows.judged, (rows.sampling.seed, rows.sampling.position, rows.sampling.sample)
+        seed, position, sample = (one[judged] for one in columns)  # [J] each
         words = philox_words(seed, position, sample, torch.full_like(seed, ACCEPT), 1)[:, 0]  # [J]
-        return judge_drafts(processed.index_select(0, judged), proposal, drafts[judged], words, self._alpha)
+        proposal = draft_rows.flatten(0, 1).index_select(0, rows.proposals)  # [J, V]
+        return judge_drafts(processed.index_select(0, judged), proposal, rows.drafts[judged], words, self._alpha)
 
     def chooser(self, sequences: SequenceOf[Sequence], positions: torch.Tensor) -> DraftChooser:
         """What chooses the drafts of a block of each of A sequences.
@@ -283,8 +265,8 @@ class Verifier:
         sampling = _sampling(sequences, count, np.zeros_like(count), np.full(len(sequences), role, dtype=np.int64))
         bias = gather_bias(sequences)
         return DraftChooser(
-            replace(sampling.to(positions.device), position=positions),
-            None if bias is None else bias.to(positions.device),
+            replace(moved(sampling, positions.device), position=positions),
+            None if bias is None else moved(bias, positions.device),
             self._num_ids,
             self._nextn,
             keep_rows=self._rule == "ratio",
@@ -334,6 +316,24 @@ class DraftChooser:
         return torch.stack(self._kept, dim=1) if self._kept else None
 
 
+def _of_block(
+    block: Block,
+    first: int,
+    tokens: list[int],
+    health: tuple[list[float], list[float]],
+    reports: dict[int, dict[int, Logprob]],
+) -> list[Drawn]:
+    """What a block commits, of the tokens of its rows from `first` on that were reached."""
+    drawn: list[Drawn] = []
+    for row, token in enumerate(tokens, start=first):
+        error = _complaint(health[0][row], health[1][row], block.sequence)
+        if error is not None:
+            return [*drawn, Drawn(token=-1, error=error)]
+        entries = reports.get(row)
+        drawn.append(Drawn(token) if entries is None else Drawn(token, entries[token].logprob, entries))
+    return drawn
+
+
 def _sampling(sequences: SequenceOf[Sequence], owner: Integers, slot: Integers, role: Integers) -> SamplingRows:
     """The parameters of the sampling operations.
 
@@ -370,10 +370,6 @@ def _is_greedy(params: SamplingParams) -> bool:
 def _signed(seed: int) -> int:
     """The signed integer with the bits of an unsigned 64-bit one."""
     return seed - 2**64 if seed >= 2**63 else seed
-
-
-def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.to(device, non_blocking=True)
 
 
 def _complaint(model: float, adjusted: float, sequence: Sequence) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from optimized.ops.registry import Operation, require
@@ -28,15 +27,6 @@ class Entries:
     ids: torch.Tensor
     values: torch.Tensor
 
-    @classmethod
-    def of(cls, *columns: np.ndarray) -> Entries:
-        """The same in the host's memory, from arrays."""
-        return cls(*(torch.from_numpy(column) for column in columns))
-
-    def to(self, device: torch.device) -> Entries:
-        """The same on another device."""
-        return Entries(*(one.to(device, non_blocking=True) for one in (self.rows, self.ids, self.values)))
-
 
 @dataclass(frozen=True)
 class Adjustments:
@@ -52,10 +42,6 @@ class Adjustments:
     presence: Entries | None = None
     allowed: torch.Tensor | None = None
     banned: Entries | None = None
-
-    def to(self, device: torch.device) -> Adjustments:
-        """The same on another device."""
-        return Adjustments(**{name: None if one is None else one.to(device) for name, one in vars(self).items()})
 
 
 def adjust_logits(logits: torch.Tensor, adjustments: Adjustments) -> torch.Tensor:

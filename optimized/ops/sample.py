@@ -7,8 +7,7 @@ Source: serving specification §5 (Philox4x32-10 keyed by seed, position, role a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -45,12 +44,6 @@ class SamplingRows:
     role: torch.Tensor
     some_drawn: bool = True
     some_ranked: bool = True
-
-    def to(self, device: torch.device) -> SamplingRows:
-        """The same on another device."""
-        columns = {name: one for name, one in vars(self).items() if isinstance(one, torch.Tensor)}
-        moved: dict[str, Any] = {name: one.to(device, non_blocking=True) for name, one in columns.items()}
-        return replace(self, **moved)
 
 
 def philox_words(

@@ -12,16 +12,36 @@ import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+Record = TypeVar("Record", bound=Any)
 
 
 def upload(values: ArrayLike, device: torch.device, dtype: DTypeLike = np.int64) -> torch.Tensor:
     """A new tensor on the device with the values, which may change once this returns. values: any shape."""
     host = torch.from_numpy(np.array(values, dtype=dtype))
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def moved(record: Record, device: torch.device) -> Record:
+    """A dataclass with the tensors of its fields, and of dataclasses among them, on the device; the rest as it is.
+
+    record: its tensors are in the host's memory and do not change any more.
+    """
+    if device.type == "cpu":
+        return record
+    changes: dict[str, Any] = {}
+    for name, value in vars(record).items():
+        if isinstance(value, torch.Tensor):
+            changes[name] = value.pin_memory().to(device, non_blocking=True)
+        elif is_dataclass(value):
+            changes[name] = moved(value, device)
+    return replace(record, **changes)
 
 
 def write(target: torch.Tensor, values: NDArray[np.generic]) -> torch.Tensor:
