@@ -98,8 +98,8 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, StubWork
 @pytest.mark.parametrize(
     "fault, params, message",
     [
-        (float("nan"), {}, "300 NaN"),
-        (float("inf"), {}, "300 \\+inf"),
+        (float("nan"), {}, "hold NaN"),
+        (float("inf"), {}, "hold \\+inf"),
         (-float("inf"), {}, "every token is masked"),
         (1e300, {"repetition_penalty": 1e-300}, "with bias and penalties .* \\+inf"),
     ],

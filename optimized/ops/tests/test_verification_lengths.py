@@ -56,9 +56,8 @@ def test_a_confidence_that_is_no_number_is_never_verified() -> None:
 
 
 def test_survivals_are_those_of_the_reference(rng: np.random.Generator) -> None:
-    confidence = np.concatenate(
-        (rng.normal(0, 4, (3000, 5)), [[800, -800, 0, 1e300, -1e300], [-690, -710, 40, -40, 0]])
-    )
+    extremes = np.array([[800.0, -800, 0, 1e300, -1e300], [-690, -710, 40, -40, 0]])
+    confidence = np.concatenate((rng.normal(0, 4, (3000, 5)), extremes))
     temperatures = rng.uniform(0.1, 10, 5)
     expected = [
         verification_lengths.survival(verification_lengths.probabilities(row, temperatures.tolist()))
