@@ -20,6 +20,7 @@ _ENGRAM = "optimized/model/engram.py"
 _CACHES = "optimized/model/caches.py"
 _TRANSFORMER = "optimized/model/transformer.py"
 _INPUTS = "optimized/worker/input_batch.py"
+_ROWS = "optimized/worker/decode_rows.py"
 _VERIFIER = "optimized/engine/verifier.py"
 _PORTABLE = "optimized/ops/portable/"
 
@@ -82,16 +83,16 @@ STATE = (
     ),
     Mutation(
         "padding_row_in_a_slot_in_use",
-        _INPUTS,
-        "np.stack((zeros, zeros - 1, requests, zeros, rows, zeros, zeros, zeros))",
-        "np.stack((zeros, zeros - 1, requests, zeros + 1, rows, zeros, zeros, zeros))",
+        _ROWS,
+        'slots=of_request(one["slot"])',
+        'slots=of_request(one["slot"]).clamp(min=1)',
         "§4.1: padding rows write where nothing is read",
     ),
     Mutation(
         "token_of_another_row_in_flight",
-        _INPUTS,
-        "previous.index_select(0, sources)",
-        "previous.index_select(0, sources.flip(0))",
+        _ROWS,
+        "previous.anchors[source]",
+        "previous.anchors[source.flip(0)]",
         "§6.6: open tokens come from the request's own row in the step in flight",
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from optimized.engine.device_queue import DeviceQueue
 from optimized.engine.prompt_logprobs import PromptRows, take_prompt_logprobs, wanted_rows
 from optimized.engine.sequence import Sequence
 from optimized.engine.verifier import Drawn, Verified, Verifier
+from optimized.worker.decode_rows import BlockLimits, BlockResults
 from optimized.worker.transfer import upload
 from reference.spec.sampling import LogprobsMode
 
@@ -36,11 +37,19 @@ UsedMemory = tuple[NDArray[np.int64], NDArray[np.int64]]
 class Worker(Protocol):
     """What the engine asks of a worker."""
 
-    def execute(
-        self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None, previous: Tensor | None = None
-    ) -> Tensor:
-        """Logits [S, V] float64 of the plan's S rows that are sampled, in the plan's order; then, [S + E, V], those of
-        E more flat rows of the plan. previous: [R'] int64 tokens of the step in flight, for rows left open."""
+    def prepare(
+        self,
+        plan: StepPlan,
+        more_rows: NDArray[np.int64] | None = None,
+        limits: BlockLimits | None = None,
+        previous: BlockResults | None = None,
+    ) -> Any:
+        """A step's inputs. more_rows: [E] flat rows of a prefill plan whose logits are wanted too. limits: what bounds
+        the drafts of a decode plan. previous: results of the step in flight, for requests left open."""
+
+    def forward(self, step: Any) -> Tensor:
+        """Logits [S, V] float64: of every row of a decode step; of the rows of a prefill step that are sampled, in the
+        plan's order, then, [S + E, V], of E more."""
 
     def poison(self, used_slots: NDArray[np.int64], used_pages: NDArray[np.int64]) -> None:
         """Makes every other slot and page unfit to be read."""
@@ -62,7 +71,7 @@ class LaunchedStep:
     prompt_rows: PromptRows
     logits: Future[Tensor]
     sampled: list[Sequence] = field(default_factory=list)
-    results: Future[tuple[Verified, Tensor]] | None = None
+    results: Future[tuple[Verified, BlockResults]] | None = None
 
     def collect(self) -> list[tuple[Sequence, Drawn]]:
         """Waits for the step: what each of `sampled` has drawn; prompt logprobs are handed over on the way."""
@@ -103,8 +112,9 @@ class StepPipeline:
         def forward() -> Tensor:
             if used is not None:
                 self._worker.poison(*used)
-            tokens = None if previous is None or previous.results is None else previous.results.result()[1]
-            logits = self._worker.execute(plan, wanted.rows if wanted.owners else None, tokens)
+            results = None if previous is None or previous.results is None else previous.results.result()[1]
+            step = self._worker.prepare(plan, wanted.rows if wanted.owners else None, None, results)
+            logits = self._worker.forward(step)
             if self._num_ids < logits.shape[-1]:
                 logits = logits.clone()  # [S + E, V]
                 logits[:, self._num_ids :] = -float("inf")
@@ -122,15 +132,22 @@ class StepPipeline:
         step.sampled = [step.members[r] for r in rows]
         blocks = self._verifier.prepare([Block(sequence) for sequence in step.sampled])
 
-        def draw() -> tuple[Verified, Tensor]:
+        def draw() -> tuple[Verified, BlockResults]:
             logits = step.logits.result()
             places = upload([order[r] for r in rows], logits.device)  # [B]
             verified = self._verifier.launch(logits.index_select(0, places), blocks)
             tokens = torch.zeros(len(step.members), dtype=torch.int64, device=logits.device)  # [R]
-            return verified, tokens.index_copy_(0, upload(rows, logits.device), verified.last)
+            tokens.index_copy_(0, upload(rows, logits.device), verified.last)
+            return verified, _without_drafts(tokens)
 
         step.results = self._queue.submit(draw)
 
     def cancel(self) -> None:
         """Drops everything that has not begun."""
         self._queue.cancel()
+
+
+def _without_drafts(tokens: Tensor) -> BlockResults:
+    """Results of a step that drew one token a request [R] int64."""
+    zeros, none = torch.zeros_like(tokens), tokens.new_zeros(len(tokens), 0)
+    return BlockResults(tokens, zeros, none, none.float(), np.zeros(len(tokens), dtype=np.int64))

@@ -37,7 +37,8 @@ class StepInputs:
     first_rows: [N] flat index of the request's first row. first_positions: [N] its position.
     end_positions: [N] position after the request's last row. replay_starts: [N] the request's replay start.
     page_table: [R, P] int64, 0 = no page. sample_rows: [S] rows whose logits are wanted.
-    query_start: R + 1 row offsets, on the host. max_position: at least the highest position, on the host.
+    query_start: R + 1 row offsets, on the host; None: a decode step, whose rows are counted on the device.
+    max_position: at least the highest position, on the host.
     kept: rows that go on into decoder layers; None: all.
     """
 
@@ -51,7 +52,7 @@ class StepInputs:
     replay_starts: torch.Tensor
     page_table: torch.Tensor
     sample_rows: torch.Tensor
-    query_start: list[int]
+    query_start: list[int] | None
     max_position: int
     kept: KeptRows | None = None
 

@@ -20,7 +20,7 @@ def index_scores(
     keys: Packed,
     page_table: torch.Tensor,
     row_request: torch.Tensor,
-    query_start: list[int],
+    query_start: list[int] | None,
     visible: torch.Tensor,
 ) -> torch.Tensor:
     """S_j = bf16(sum over heads of bf16(relu(bf16(q_h . k_j)) * a_h)), a_h = bf16(w_h * weight_scale); -inf where
@@ -30,7 +30,8 @@ def index_scores(
         queries: [M, H, d/2], [M, H, d/32]: MXFP4. head_weights: [M, H] bf16, w.
         keys: [pages, E, d/2], [pages, E, d/32]: MXFP4, E entries a page.
         page_table: [R, P] int64, 0 = no page. row_request: [M] int64 row of the page table.
-        query_start: R + 1 row offsets; rows of request r are query_start[r] .. query_start[r + 1] - 1.
+        query_start: R + 1 row offsets; rows of request r are query_start[r] .. query_start[r + 1] - 1. None: few rows
+            a request, and the host does not know how many.
         visible: [M] int64 entries that each row sees, at most P * E.
     Returns:
         [M, P * E] bf16.

@@ -7,6 +7,7 @@ that is too short.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,24 @@ import torch
 from optimized import LLM
 from optimized._core import StepPlan
 from optimized.config import EngineConfig
+from optimized.worker.decode_rows import BlockLimits, BlockResults
+from optimized.worker.input_batch import InputBatch, Prepared
 from reference.spec.config import ModelConfig
 
 VOCAB = 300
 CONTEXT = 96
+
+
+@dataclass(frozen=True)
+class StubStep:
+    """A step that was prepared, and its plan."""
+
+    prepared: Prepared
+    plan: StepPlan
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        return self.prepared.lengths
 
 
 class StubWorker:
@@ -32,35 +47,42 @@ class StubWorker:
         self.history: dict[int, list[int]] = {}
         self.steps = 0
         self.broken: dict[tuple[int, ...], Any] = {}
+        rows, pages = config.max_num_batched_tokens or 0, (config.max_model_len or 0) // config.page_size + 2
+        self._batch = InputBatch(rows, config.max_num_seqs, pages, config.page_size, torch.device("cpu"))
 
     def num_pages(self) -> int:
         length = self.config.max_model_len or 0
         return self.config.num_pages or self.config.max_num_seqs * (length // self.config.page_size + 2)
 
-    def execute(self, plan: StepPlan, more_rows: Any = None, previous: torch.Tensor | None = None) -> torch.Tensor:
+    def prepare(
+        self,
+        plan: StepPlan,
+        more_rows: Any = None,
+        limits: BlockLimits | None = None,
+        previous: BlockResults | None = None,
+    ) -> StubStep:
+        for slot in plan.slots[plan.fresh].tolist():
+            self.history[slot] = []
+        return StubStep(self._batch.fill(plan, more_rows, limits, previous), plan)
+
+    def forward(self, step: StubStep) -> torch.Tensor:
         self.steps += 1
-        step_tokens = plan.tokens.copy()
-        for r, source in enumerate(plan.previous_rows.tolist()):
-            if source >= 0:
-                assert previous is not None
-                step_tokens[plan.query_start[r]] = previous[source]
-        rows, after = [], {}
-        for r, slot in enumerate(plan.slots.tolist()):
-            if plan.fresh[r]:
-                self.history[slot] = []
+        inputs = step.prepared.inputs
+        wanted = inputs.sample_rows[: step.prepared.wanted].tolist()
+        after = {}
+        for row, (token, position) in enumerate(zip(inputs.tokens.tolist(), inputs.positions.tolist(), strict=True)):
+            if position < 0:
+                continue
+            slot, first = int(inputs.slots[row]), row == int(inputs.first_rows[row])
             tokens = self.history[slot]
-            begin, end = int(plan.query_start[r]), int(plan.query_start[r + 1])
-            if plan.positions[begin:end].tolist() != list(range(len(tokens), len(tokens) + end - begin)):
-                raise AssertionError(f"slot {slot} holds {len(tokens)} tokens, got rows {plan.positions[begin:end]}")
-            for row, token in enumerate(step_tokens[begin:end].tolist(), start=begin):
-                tokens.append(token)
-                if more_rows is not None and row in more_rows:
-                    after[row] = self.logits(tokens)
-            if np.count_nonzero(plan.page_table[r]) * self.config.page_size < len(tokens):
-                raise AssertionError(f"slot {slot}: {len(tokens)} tokens in pages {plan.page_table[r]}")
-            if plan.sample_rows[r] >= 0:
-                rows.append(self.logits(tokens))
-        rows.extend(after[row] for row in ([] if more_rows is None else more_rows.tolist()))
+            if position > len(tokens) or (position < len(tokens) and not first):
+                raise AssertionError(f"slot {slot} holds {len(tokens)} tokens, got a row at {position}")
+            tokens[position:] = [token]
+            if int(inputs.page_table[inputs.row_request[row], position // self.config.page_size]) == 0:
+                raise AssertionError(f"slot {slot}: position {position} has no page in {step.plan.page_table}")
+            if row in wanted:
+                after[row] = self.logits(tokens)
+        rows = [after[row] for row in wanted]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
 
     def logits(self, tokens: list[int]) -> torch.Tensor:

@@ -52,13 +52,13 @@ class Recorded:
     def __init__(self, worker: StubWorker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plans: list[Any] = []
         self.threads: set[str] = set()
-        self.execute = worker.execute
-        monkeypatch.setattr(worker, "execute", self)
+        self.forward = worker.forward
+        monkeypatch.setattr(worker, "forward", self)
 
-    def __call__(self, plan: Any, *arguments: Any) -> torch.Tensor:
-        self.plans.append(plan)
+    def __call__(self, step: Any) -> torch.Tensor:
+        self.plans.append(step.plan)
         self.threads.add(threading.current_thread().name)
-        return self.execute(plan, *arguments)
+        return self.forward(step)
 
     @property
     def num_open(self) -> int:
@@ -94,15 +94,16 @@ def test_asynchronous_or_not_is_the_same(
 
 def test_the_host_goes_on_while_the_device_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     llm, worker = stub_llm(monkeypatch, model_folder(tmp_path))
-    execute, scheduler = worker.execute, llm._engine._scheduler
+    forward, scheduler = worker.forward, llm._engine._scheduler
     planned = {step: threading.Event() for step in range(20)}
     overtaken: list[int] = []
 
-    def waits(plan: Any, *arguments: Any) -> torch.Tensor:
+    def waits(step: Any) -> torch.Tensor:
         """Decode steps 2 to 9 of the request's ten steps end only after the next one was planned."""
-        if 2 <= plan.step_id <= 9 and planned[plan.step_id + 1].wait(timeout=30):
-            overtaken.append(plan.step_id)
-        return execute(plan, *arguments)
+        number = step.plan.step_id
+        if 2 <= number <= 9 and planned[number + 1].wait(timeout=30):
+            overtaken.append(number)
+        return forward(step)
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
@@ -115,7 +116,7 @@ def test_the_host_goes_on_while_the_device_works(monkeypatch: pytest.MonkeyPatch
             return plan
 
     monkeypatch.setattr(llm._engine, "_scheduler", Watched())
-    monkeypatch.setattr(worker, "execute", waits)
+    monkeypatch.setattr(worker, "forward", waits)
     llm.generate([[5]], SamplingParams(max_tokens=10, ignore_eos=True, seq_seed=1), use_tqdm=False)
     assert overtaken == list(range(2, 10))
 
@@ -125,18 +126,18 @@ def test_ctrl_c_while_the_device_works(monkeypatch: pytest.MonkeyPatch, tmp_path
     prompts = [[5, 6], [7]]
     params = [SamplingParams(seq_seed=1, max_tokens=9, ignore_eos=True)] * 2
     expected = essence(llm, prompts, params)
-    execute, steps = worker.execute, 0
+    forward, steps = worker.forward, 0
 
-    def interrupts(plan: Any, *arguments: Any) -> torch.Tensor:
+    def interrupts(step: Any) -> torch.Tensor:
         nonlocal steps
         steps += 1
         if steps == 5:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
-        return execute(plan, *arguments)
+        return forward(step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "execute", interrupts)
+        patch.setattr(worker, "forward", interrupts)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts, params, use_tqdm=False)
     llm._engine.check_idle()

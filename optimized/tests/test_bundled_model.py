@@ -52,18 +52,18 @@ def test_bad_requests_interruptions_and_neighbours_change_no_bit(
     assert essence(outputs[1::2]) == alone
     assert {one.outputs[0].finish_reason for one in outputs[::2]} == {"error"}
     steps = 0
-    execute = llm._engine._worker.execute
+    forward = llm._engine._worker.forward
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal steps
         steps += 1
-        logits = execute(*arguments)
+        logits = forward(*arguments)
         if steps == 4:
             raise KeyboardInterrupt
         return logits
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._worker, "execute", interrupted)
+        patch.setattr(llm._engine._worker, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts, params, use_tqdm=False)
     llm._engine.check_idle()

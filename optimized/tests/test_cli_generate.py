@@ -158,16 +158,16 @@ def test_a_run_cut_off_at_any_byte_is_resumed_to_the_same_file(folder: Path, sha
 def test_an_interrupted_run_exits_130_and_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = whole_run(folder)
     steps = 0
-    execute = StubWorker.execute
+    forward = StubWorker.forward
 
     def interrupted(self: StubWorker, *arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 40:
             raise KeyboardInterrupt
-        return execute(self, *arguments)
+        return forward(self, *arguments)
 
-    monkeypatch.setattr(StubWorker, "execute", interrupted)
+    monkeypatch.setattr(StubWorker, "forward", interrupted)
     assert generate(folder, lines) == 130
     assert 0 < len(records(folder)) < 22
     assert generate(folder, lines, "--resume") == 1
@@ -178,7 +178,7 @@ def test_an_error_in_the_engine_exits_3_and_keeps_what_was_done(folder: Path, mo
     def broken(self: StubWorker, plan: Any) -> Any:
         raise ValueError("boom")
 
-    monkeypatch.setattr(StubWorker, "execute", broken)
+    monkeypatch.setattr(StubWorker, "forward", broken)
     assert generate(folder, BAD[0][0] + b"\n" + jsonl(GOOD[0])) == 3
     assert len(records(folder)) <= 1
 

@@ -48,15 +48,17 @@ class FailAt:
     "error", [KeyboardInterrupt(), ValueError("boom"), MemoryError()], ids=lambda e: type(e).__name__
 )
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
-@pytest.mark.parametrize("place", ["execute", "execute_after", "draw", "take"])
+@pytest.mark.parametrize("place", ["forward", "forward_after", "prepare", "draw", "take"])
 def test_an_error_anywhere_leaves_the_engine_as_new(
     stub: tuple[LLM, StubWorker], monkeypatch: pytest.MonkeyPatch, place: str, at: int, error: BaseException
 ) -> None:
     llm, worker = stub
     expected = texts(llm)
     with monkeypatch.context() as patch:
-        if place.startswith("execute"):
-            patch.setattr(worker, "execute", FailAt(worker.execute, at, error, after=place == "execute_after"))
+        if place.startswith("forward"):
+            patch.setattr(worker, "forward", FailAt(worker.forward, at, error, after=place == "forward_after"))
+        elif place == "prepare":
+            patch.setattr(worker, "prepare", FailAt(worker.prepare, at, error, after=True))
         elif place == "draw":
             launch = FailAt(Verifier.launch, at, error, after=False)
             patch.setattr(Verifier, "launch", lambda self, *args: launch(self, *args))

@@ -1,13 +1,14 @@
 """A step plan's arrays as the model's inputs, in buffers that stay in place from step to step.
 
 A decode step is padded to a bucket of rows and of pages, and whatever the host tells the model about it follows from
-the bucket alone: few shapes occur, and each can be captured once. Padding rows are requests of their own at position -1
-in slot 0 without pages; they see nothing and write where nothing is read. Knows the plan's layout and the model's input
-layout; knows nothing about scheduling or about what rows compute.
+the bucket alone: few shapes occur, and each can be captured once. Padding rows are at position -1 in slot 0 without
+pages; they see nothing and write where nothing is read. Knows the plan's layout and the model's input layout; knows
+nothing about scheduling or about what rows compute.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from optimized.model.replay import select_rows
 from optimized.model.step import KeptRows, StepInputs
+from optimized.worker.decode_rows import REQUEST_FIELDS, BlockLimits, BlockResults, expand, request_fields
 from optimized.worker.transfer import write
-from reference.spec.errors import EngineError
 
 if TYPE_CHECKING:
     from optimized._core import StepPlan
@@ -47,6 +48,23 @@ def bucket_pages(pages: int) -> int:
     return 1 << max(pages - 1, 0).bit_length()
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A step whose inputs are in the buffers, until those of the next one are.
+
+    wanted: rows of logits, before padding. By index of the request in the plan, [R] int64 on the device: anchors, the
+    position of the row after which its next token comes (of a decode request the first row, else the last); slots,
+    replay_starts; lengths, drafts that are verified.
+    """
+
+    inputs: StepInputs
+    wanted: int
+    anchors: torch.Tensor
+    slots: torch.Tensor
+    replay_starts: torch.Tensor
+    lengths: torch.Tensor
+
+
 class InputBatch:
     """Static buffers for at most `max_rows` rows of at most `max_requests` requests with at most `max_pages` pages."""
 
@@ -58,81 +76,104 @@ class InputBatch:
         page_size: int,
         device: torch.device,
         *,
+        nextn: int = 0,
         compact: bool = False,
     ) -> None:
         """
         Args:
             page_size: tokens a page.
+            nextn: most drafts of a request in a decode step.
             compact: rows before their request's replay start do not enter decoder layers.
         """
-        shapes = _buffer_shapes(max_rows, max_requests, max_pages)
+        shapes = _buffer_shapes(max_rows, max_requests, max_pages, nextn)
         made = {name: torch.from_numpy(np.zeros(shape, dtype=np.int64)).to(device) for name, shape in shapes.items()}
         self._rows, self._page_table, self._wanted = made["rows"], made["page_table"], made["wanted"]
-        self._lists = made["lists"]
-        self._max_pages, self._page_size = max_pages, page_size
+        self._lists, self._requests = made["lists"], made["requests"]
+        self._every = made["every"].copy_(torch.arange(len(made["every"])))
+        self._max_pages, self._page_size, self._nextn = max_pages, page_size, nextn
         self._compact = compact
 
     @staticmethod
-    def planned_bytes(max_rows: int, max_requests: int, max_pages: int) -> int:
+    def planned_bytes(max_rows: int, max_requests: int, max_pages: int, nextn: int = 0) -> int:
         """Bytes of the buffers."""
-        return 8 * sum(int(np.prod(shape)) for shape in _buffer_shapes(max_rows, max_requests, max_pages).values())
+        shapes = _buffer_shapes(max_rows, max_requests, max_pages, nextn)
+        return 8 * sum(int(np.prod(shape)) for shape in shapes.values())
 
     @property
     def buffers(self) -> list[torch.Tensor]:
         """Everything that was allocated."""
-        return [self._rows, self._page_table, self._wanted, self._lists]
+        return [self._rows, self._page_table, self._wanted, self._lists, self._requests, self._every]
 
     def fill(
-        self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None, previous: torch.Tensor | None = None
-    ) -> StepInputs:
+        self,
+        plan: StepPlan,
+        more_rows: NDArray[np.int64] | None = None,
+        limits: BlockLimits | None = None,
+        previous: BlockResults | None = None,
+    ) -> Prepared:
         """Copy a plan in; the returned tensors are views of the buffers, valid until the next call.
 
         Args:
-            more_rows: [E] flat rows of a prefill plan whose logits are wanted too, after the sampled ones.
-            previous: [R'] int64, the token that each request of the plan in flight was given, on the device; rows that
-                the plan leaves open (token -1) take theirs from it.
+            more_rows: [E] flat rows of a prefill plan whose logits are wanted too, after the sampled ones; of a decode
+                plan the logits of every row are.
+            limits: what bounds a decode plan's drafts; None: the plan alone.
+            previous: results of the step in flight, for requests that the plan leaves open (token -1).
         Raises:
-            EngineError: the plan leaves rows open, and there is no `previous`.
+            EngineError: the plan leaves tokens open, and there is no `previous`.
         """
+        if plan.kind == "decode":
+            return self._fill_decode(plan, limits, previous)
+        return self._fill_prefill(plan, more_rows)
+
+    def _fill_decode(self, plan: StepPlan, limits: BlockLimits | None, previous: BlockResults | None) -> Prepared:
+        budget = None if limits is None else limits.budget
+        count = plan.num_requests
+        wanted = plan.num_rows if budget is None else count + budget
+        longest = None if limits is None else limits.longest
+        fields = request_fields(plan, self._requests.shape[1], self._nextn, longest, previous)
+        requests = write(self._requests, fields)
+        in_flight = previous if (plan.previous_rows >= 0).any() else None
+        made = expand(requests, bucket_rows(wanted), in_flight)
+        total = len(made.tokens)
+        width = min(bucket_pages(plan.page_table.shape[1]), self._max_pages)
+        table = np.pad(np.asarray(plan.page_table, dtype=np.int64), ((0, 0), (0, width - plan.page_table.shape[1])))
+        write(self._page_table[:count, :width], table)
+        for index, name in enumerate(_ROW_FIELDS):
+            self._rows[index, :total].copy_(getattr(made, name))
+        inputs = StepInputs(
+            **self._row_views(total),
+            page_table=self._page_table[:, :width],
+            sample_rows=self._every[:total],
+            query_start=None,
+            max_position=width * self._page_size - 1,
+            kept=None,
+        )
+        slots, starts = (requests[REQUEST_FIELDS.index(name), :count] for name in ("slot", "replay_start"))
+        return Prepared(inputs, wanted, made.anchors[:count], slots, starts, made.lengths[:count])
+
+    def _fill_prefill(self, plan: StepPlan, more_rows: NDArray[np.int64] | None) -> Prepared:
         starts = np.asarray(plan.query_start, dtype=np.int64)
         wanted = np.asarray(plan.sample_rows, dtype=np.int64)
         wanted = wanted[wanted >= 0]
         if more_rows is not None:
             wanted = np.concatenate((wanted, more_rows))
-        rows, table = _row_fields(plan, starts), np.asarray(plan.page_table, dtype=np.int64)
+        table = np.asarray(plan.page_table, dtype=np.int64)
         last = int(np.max(plan.kv_lens, initial=1)) - 1
-        if plan.kind == "decode":
-            width = min(bucket_pages(table.shape[1]), self._max_pages)
-            last = width * self._page_size - 1
-            extra = np.arange(bucket_rows(plan.num_rows) - plan.num_rows)
-            rows = np.concatenate((rows, _padding_fields(plan.num_rows + extra, len(table) + extra)), axis=1)
-            table = np.pad(table, ((0, len(extra)), (0, width - table.shape[1])))
-            starts = np.concatenate((starts, plan.num_rows + 1 + extra))
-            wanted = np.concatenate((wanted, plan.num_rows + extra))
-        total = rows.shape[1]
-        write(self._rows[:, :total], rows)
-        self._take_previous(plan, previous)
-        pages = write(self._page_table[: table.shape[0], : table.shape[1]], table)
-        fields = {name: self._rows[index, :total] for index, name in enumerate(_ROW_FIELDS)}
-        return StepInputs(
-            **fields,
-            page_table=pages,
+        write(self._rows[:, : plan.num_rows], _row_fields(plan, starts))
+        inputs = StepInputs(
+            **self._row_views(plan.num_rows),
+            page_table=write(self._page_table[: len(table), : table.shape[1]], table),
             sample_rows=write(self._wanted[: len(wanted)], wanted),
             query_start=starts.tolist(),
             max_position=last,
-            kept=self._kept(plan, starts) if self._compact and plan.kind == "prefill" else None,
+            kept=self._kept(plan, starts) if self._compact else None,
         )
+        ends = np.asarray(plan.kv_lens, dtype=np.int64)
+        fields = np.stack((ends - 1, plan.slots, plan.replay_starts, np.zeros_like(ends)))
+        return Prepared(inputs, len(wanted), *write(self._requests[:4, : len(ends)], fields))
 
-    def _take_previous(self, plan: StepPlan, previous: torch.Tensor | None) -> None:
-        """Open tokens from the results of the step in flight, without a look at them."""
-        open_requests = np.flatnonzero(plan.previous_rows >= 0)
-        if not len(open_requests):
-            return
-        if previous is None:
-            raise EngineError(f"step {plan.step_id} needs tokens of a step in flight, but there is none")
-        rows = self._list(0, np.asarray(plan.query_start, dtype=np.int64)[open_requests])
-        sources = self._list(1, np.asarray(plan.previous_rows, dtype=np.int64)[open_requests])
-        self._rows[0].index_copy_(0, rows, previous.index_select(0, sources))
+    def _row_views(self, total: int) -> dict[str, torch.Tensor]:
+        return {name: self._rows[index, :total] for index, name in enumerate(_ROW_FIELDS)}
 
     def _kept(self, plan: StepPlan, starts: np.ndarray) -> KeptRows | None:
         """The rows that go on into decoder layers; None if that is all of them."""
@@ -148,13 +189,15 @@ class InputBatch:
         return write(self._lists[index, : len(values)], values)
 
 
-def _buffer_shapes(max_rows: int, max_requests: int, max_pages: int) -> dict[str, tuple[int, ...]]:
-    rows, requests = max_rows + _BUCKET_STEP, max_requests + _BUCKET_STEP
+def _buffer_shapes(max_rows: int, max_requests: int, max_pages: int, nextn: int) -> dict[str, tuple[int, ...]]:
+    rows = max_rows + _BUCKET_STEP
     return {
         "rows": (len(_ROW_FIELDS), rows),
-        "page_table": (requests, max_pages),
+        "page_table": (max_requests + 1, max_pages),  # the last row is that of padding rows: no pages
         "wanted": (2 * rows,),
         "lists": (2, rows),
+        "requests": (len(REQUEST_FIELDS) + nextn, max_requests),
+        "every": (max_requests * (1 + nextn) + _BUCKET_STEP,),
     }
 
 
@@ -173,9 +216,3 @@ def _row_fields(plan: StepPlan, starts: np.ndarray) -> np.ndarray:
         )
     )
     return np.concatenate((np.stack((plan.tokens, plan.positions)), np.repeat(per_request, counts, axis=1)))
-
-
-def _padding_fields(rows: np.ndarray, requests: np.ndarray) -> np.ndarray:
-    """[fields, n] of padding rows, each a request of its own."""
-    zeros = np.zeros(len(rows), dtype=np.int64)
-    return np.stack((zeros, zeros - 1, requests, zeros, rows, zeros, zeros, zeros))

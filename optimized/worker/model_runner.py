@@ -1,4 +1,4 @@
-"""Runs the model on one step: fresh slots are cleared, inputs filled, the forward pass made.
+"""Runs the model on one step: fresh slots are cleared, inputs filled, the forward pass made, drafts proposed.
 
 Knows inputs, caches and the model; knows nothing about files, memory planning or sampling. Nothing here waits for the
 device: what a step needs from the step before it is read where it was written.
@@ -13,9 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from optimized.model.caches import Caches
+from optimized.model.draft import Anchors, Choose, Draft
+from optimized.model.step import StepInputs
 from optimized.model.transformer import Transformer
 from optimized.worker.captured_steps import CapturedSteps
-from optimized.worker.input_batch import InputBatch
+from optimized.worker.decode_rows import BlockLimits, BlockResults
+from optimized.worker.input_batch import InputBatch, Prepared
 from optimized.worker.transfer import upload
 
 if TYPE_CHECKING:
@@ -39,27 +42,44 @@ class ModelRunner:
         self._device = model.weights.embed.device
 
     @torch.inference_mode()
-    def execute(
-        self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None, previous: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Logits [S + E, V] of the plan's sampled rows, in the plan's order, then of E more (float64 on the CPU).
-
-        Args:
-            more_rows: [E] flat rows of a prefill plan.
-            previous: [R'] int64 tokens of the step in flight, see `InputBatch.fill`.
-        """
+    def prepare(
+        self,
+        plan: StepPlan,
+        more_rows: NDArray[np.int64] | None = None,
+        limits: BlockLimits | None = None,
+        previous: BlockResults | None = None,
+    ) -> Prepared:
+        """Clears fresh slots and fills the inputs of a step, see `InputBatch.fill`."""
         fresh = np.flatnonzero(plan.fresh)
         if len(fresh):
             slots = np.asarray(plan.slots, dtype=np.int64)[fresh]
             self._caches.clear_slots(upload(slots, self._device))
-        if not plan.num_rows:
+        return self._batch.fill(plan, more_rows, limits, previous)
+
+    @torch.inference_mode()
+    def forward(self, step: Prepared) -> torch.Tensor:
+        """Logits [step.wanted, V] (float64 on the CPU) of the step that was prepared last."""
+        if not len(step.inputs.tokens):
             return torch.empty(0, self._model.config.vocab_size, dtype=torch.float64, device=self._device)
-        inputs = self._batch.fill(plan, more_rows, previous)
-        if self._captured is not None and plan.kind == "decode":
-            logits = self._captured.forward(inputs)
-        else:
-            logits = self._model.forward(inputs, self._caches)
-        return logits[: np.count_nonzero(plan.sample_rows >= 0) + (0 if more_rows is None else len(more_rows))]
+        decodes = step.inputs.query_start is None
+        forward = self._captured.forward if self._captured is not None and decodes else self._forward
+        return forward(step.inputs)[: step.wanted]
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        return self._model.forward(inputs, self._caches)
+
+    @torch.inference_mode()
+    def propose(
+        self, step: Prepared, places: torch.Tensor, tokens: torch.Tensor, accepted: torch.Tensor, choose: Choose
+    ) -> Draft:
+        """Drafts for some requests of the step whose forward pass was made last.
+
+        Args:
+            places: [A] int64 indices of requests in its plan. tokens: [A] the newest token of each. accepted: [A] how
+                many of its drafts were kept.
+        """
+        anchors = Anchors(tokens, step.anchors[places] + accepted, step.slots[places], step.replay_starts[places])
+        return self._model.propose(anchors, self._caches, choose)
 
     @torch.inference_mode()
     def poison(self, used_slots: np.ndarray, used_pages: np.ndarray) -> None:

@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from optimized.model.caches import CacheGeometry, Caches
+from optimized.model.draft import Choose, Draft
 from optimized.model.transformer import Transformer
 from optimized.model.weights import load_weights, planned_bytes
 from optimized.worker.captured_steps import CapturedSteps
-from optimized.worker.input_batch import InputBatch, bucket_rows
+from optimized.worker.decode_rows import BlockLimits, BlockResults
+from optimized.worker.input_batch import InputBatch, Prepared, bucket_rows
 from optimized.worker.memory import MemoryPlan, available_bytes, device_overhead, plan_memory, sequence_pages
 from optimized.worker.model_runner import ModelRunner
 from reference.spec.config import ModelConfig
@@ -96,17 +98,41 @@ class Worker:
         """The bytes that were planned before anything was allocated."""
         return self._memory_plan
 
-    def execute(
-        self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None, previous: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Logits [S + E, V] of the plan's sampled rows, in the plan's order, then of E more (float64 on the CPU).
+    def prepare(
+        self,
+        plan: StepPlan,
+        more_rows: NDArray[np.int64] | None = None,
+        limits: BlockLimits | None = None,
+        previous: BlockResults | None = None,
+    ) -> Prepared:
+        """A step's inputs, in buffers that the next step's take.
 
         Args:
-            more_rows: [E] flat rows of a prefill plan.
-            previous: [R'] int64 tokens that the requests of the plan in flight were given, on the device; needed if
-                this plan leaves tokens open.
+            more_rows: [E] flat rows of a prefill plan whose logits are wanted too.
+            limits: what bounds the drafts of a decode plan; None: the plan alone.
+            previous: results of the step in flight; needed if this plan leaves tokens open.
         """
-        return self._runner.execute(plan, more_rows, previous)
+        return self._runner.prepare(plan, more_rows, limits, previous)
+
+    def forward(self, step: Prepared) -> torch.Tensor:
+        """Logits [step.wanted, V] (float64 on the CPU): of a decode step those of all its rows, of a prefill step those
+        of the plan's sampled rows, in the plan's order, then of E more."""
+        return self._runner.forward(step)
+
+    def execute(self, plan: StepPlan, more_rows: NDArray[np.int64] | None = None) -> torch.Tensor:
+        """Logits of a step of which everything is on the host, see `forward`."""
+        return self.forward(self.prepare(plan, more_rows))
+
+    def propose(
+        self, step: Prepared, places: torch.Tensor, tokens: torch.Tensor, accepted: torch.Tensor, choose: Choose
+    ) -> Draft:
+        """Drafts for some requests of a step after its forward pass, before another one's.
+
+        Args:
+            places: [A] int64 indices of requests in its plan. tokens: [A] the newest token of each. accepted: [A] how
+                many of its drafts were kept. choose: draws the drafts, slot after slot.
+        """
+        return self._runner.propose(step, places, tokens, accepted, choose)
 
     def poison(self, used_slots: NDArray[np.int64], used_pages: NDArray[np.int64]) -> None:
         """Fill every slot and page but the used ones with NaN codes. used_slots, used_pages: [n], without 0."""

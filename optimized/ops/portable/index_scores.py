@@ -32,17 +32,16 @@ def index_scores(
     keys: Packed,
     page_table: torch.Tensor,
     row_request: torch.Tensor,
-    query_start: list[int],
+    query_start: list[int] | None,
     visible: torch.Tensor,
 ) -> torch.Tensor:
     """[M, P * E] bf16."""
     query = tables.dequantize_mxfp4(*queries)
     head_weights = round_bf16(head_weights.double() * weight_scale)
     rows, heads, width = query.shape
-    requests, pages = page_table.shape
-    columns = pages * keys.codes.shape[1]
+    columns = page_table.shape[1] * keys.codes.shape[1]
     scores = torch.empty(rows, columns, dtype=torch.bfloat16, device=query.device)
-    if rows == requests:  # one row a request: several rows a product, each with keys of its own
+    if query_start is None:  # few rows a request: several rows a product, each with keys of its own
         block = max(1, _BLOCK_BYTES // (8 * columns * width))
         for start in range(0, rows, block):
             tile = slice(start, start + block)
@@ -50,7 +49,7 @@ def index_scores(
             gathered = _keys(keys, tables_of_rows.reshape(-1)).view(-1, columns, width)
             scores[tile] = _combine_heads(batched_matmul(query[tile], gathered.transpose(1, 2)), head_weights[tile])
     else:
-        for request in range(requests):
+        for request in range(len(page_table)):
             gathered = _keys(keys, page_table[request]).t()
             for start in range(query_start[request], query_start[request + 1], ROW_TILE):
                 tile = slice(start, min(start + ROW_TILE, query_start[request + 1]))

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from optimized._core import Scheduler, StepPlan
 from optimized.config import EngineConfig
 from optimized.model.tests.random_models import RATIO_4, write_checkpoint
+from optimized.worker.decode_rows import BlockResults
 from optimized.worker.input_batch import InputBatch, bucket_pages, bucket_rows
 from optimized.worker.worker import Worker
 from reference.spec.errors import EngineError
@@ -64,6 +65,14 @@ def decode_plan(prompts: list[int]) -> StepPlan:
     return plan
 
 
+def results(tokens: list[int] | torch.Tensor) -> BlockResults:
+    """Of a step that kept no drafts and made none."""
+    count = len(tokens)
+    none = torch.zeros(count, 0)
+    zeros = torch.zeros(count, dtype=torch.int64)
+    return BlockResults(torch.as_tensor(tokens), zeros, none.long(), none, np.zeros(count, dtype=np.int64))
+
+
 def test_buckets_hold_their_rows_and_are_few() -> None:
     assert [bucket_pages(n) for n in (0, 1, 2, 3, 4, 5, 9)] == [1, 1, 2, 4, 4, 8, 16]
     assert [bucket_rows(n) for n in (0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 64)] == [1, 1, 2, 4, 4, 8, 8, 16, 16, 24, 64]
@@ -71,13 +80,13 @@ def test_buckets_hold_their_rows_and_are_few() -> None:
 
 def test_padding_rows_see_nothing_and_belong_to_nobody() -> None:
     batch = InputBatch(64, 8, 17, 8, torch.device("cpu"))
-    inputs = batch.fill(decode_plan([3, 9, 20, 1, 2]))
+    inputs = batch.fill(decode_plan([3, 9, 20, 1, 2])).inputs
     assert inputs.positions.tolist() == [3, 9, 20, 1, 2, -1, -1, -1]
     assert inputs.slots.tolist()[5:] == [0, 0, 0]
-    assert inputs.row_request.tolist() == list(range(8))
+    assert inputs.row_request.tolist() == [0, 1, 2, 3, 4, 8, 8, 8]
     assert inputs.page_table[5:].count_nonzero() == 0
-    assert inputs.page_table.shape == (8, 4)
-    assert inputs.query_start == list(range(9))
+    assert inputs.page_table.shape == (9, 4)
+    assert inputs.query_start is None
     assert inputs.sample_rows.tolist() == list(range(8))
 
 
@@ -85,10 +94,10 @@ def test_steps_of_a_bucket_read_the_same_memory_and_look_the_same_from_the_host(
     batch = InputBatch(64, 8, 17, 8, torch.device("cpu"))
     places = []
     for prompts in ([3, 9, 18, 1, 2], [5, 7, 8, 2, 9, 30, 1], [17] * 8):
-        inputs = batch.fill(decode_plan(prompts))
+        inputs = batch.fill(decode_plan(prompts)).inputs
         tensors = [value for value in vars(inputs).values() if isinstance(value, torch.Tensor)]
         places.append([(tensor.data_ptr(), tensor.stride(), tensor.shape) for tensor in tensors])
-        assert (inputs.query_start, inputs.max_position, inputs.kept) == (list(range(9)), 31, None)
+        assert (inputs.query_start, inputs.max_position, inputs.kept) == (None, 31, None)
     assert places[0] == places[1] == places[2]
 
 
@@ -99,8 +108,8 @@ def test_open_tokens_come_from_the_step_in_flight() -> None:
     assert first is not None
     assert second is not None
     assert second.tokens.tolist() == [-1, -1, -1]
-    assert batch.fill(first).tokens.tolist() == [5, 5, 5, 0]
-    assert batch.fill(second, previous=torch.tensor([31, 32, 33])).tokens.tolist() == [31, 32, 33, 0]
+    assert batch.fill(first).inputs.tokens.tolist() == [5, 5, 5, 0]
+    assert batch.fill(second, previous=results([31, 32, 33])).inputs.tokens.tolist() == [31, 32, 33, 0]
     with pytest.raises(EngineError, match="step 3 needs tokens of a step in flight"):
         batch.fill(second)
 
@@ -116,8 +125,8 @@ def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
         plan = scheduler.schedule()
         assert plan is not None
         with HostWaitGuard():
-            logits = worker.execute(plan, None, previous)
-            previous = logits.argmax(dim=1)
+            logits = worker.forward(worker.prepare(plan, previous=previous))
+            previous = results(logits.argmax(dim=1))
         kinds.append(plan.kind)
         commit(scheduler, plan)
     assert kinds[0] == "prefill"
