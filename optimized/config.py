@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reference.spec.errors import ConfigError, nearest, shown
 from reference.spec.sampling import LogprobsMode
+from reference.spec.speculation import Verification
 
 if TYPE_CHECKING:
     from reference.spec.config import ModelConfig
 
 YOCO_MODES = ("off", "mask", "compact")
+
+VerificationLengths = Literal["fixed", "scheduled"]
+"""How many drafts a step verifies. fixed: all of them. scheduled: as many as are worth their time."""
+
+Temperatures = tuple[float, ...]
+Path = str | os.PathLike[str]
 
 _DEFAULT_BATCHED_TOKENS = 2048
 
@@ -31,7 +39,7 @@ class EngineConfig:
         max_num_seqs: most sequences that hold cache pages at one time; each sample of a request with n > 1 is a
             sequence.
         max_num_batched_tokens: most token rows of one step; longer prompts are computed in chunks. None: 2048, or
-            max_num_seqs if that is more.
+            max_num_seqs * (nextn + 1) if that is more.
         max_model_len: most tokens of a sequence, prompt and output together. None: the model's max_position_embeddings.
         page_size: tokens in a page of the compressed-KV pool.
         num_pages: pages of that pool, page 0 (reserved) included. None: as many as max_num_seqs sequences of
@@ -49,7 +57,7 @@ class EngineConfig:
             run; "compact": they run on the last yoco_keep_tokens rows of each prompt only; "mask": on all rows, with
             windows cut as for "compact", which gives the same results. The replay start belongs to the request for
             life, whatever its chunks and preemptions. A request with prompt_logprobs runs all rows.
-        yoco_keep_tokens: rows kept; at least sliding_window + nextn + 1 (nextn: the draft's block size), if not "off".
+        yoco_keep_tokens: rows kept; at least sliding_window + nextn + 1, if not "off".
         async_scheduling: the next decode step is planned and launched before the tokens of the one in flight are known
             to the host; no result depends on it.
         poison_unused: for debugging: before each step, all pages and state slots that no request holds, page 0 and slot
@@ -58,6 +66,20 @@ class EngineConfig:
         logprobs_mode: what the logprobs of the output are told from: "raw_logprobs", the model's own logits, or
             "processed_logprobs", what the token was drawn from (bias, penalties, masks, temperature and filters
             applied; of a greedy request all but the last two). Those of the prompt are always raw.
+        nextn: most tokens that the checkpoint's draft proposes for a sequence in a decode step, up to the draft's block
+            size; the next step verifies them, and keeps those that the rule accepts. 0: no drafts.
+        verification: the rule. "coupled": a draft is kept if the model would have drawn it; text and logprobs are those
+            of nextn = 0, bit for bit. "ratio": kept with probability min(1, p / q); more are kept, and the text follows
+            the same law without being the same text. Of a greedy request both keep what the argmax confirms.
+        penalised_residual: with "ratio", what replaces a refused draft is drawn from max(p - exp(-5e-5) q, 0), as
+            DeepInfer does, rather than from the exact max(p - q, 0).
+        verification_lengths: "fixed": every draft is verified. "scheduled": as many drafts of a step, over all
+            sequences, as give the most tokens in its time, the likeliest ones first; that the draft's confidence says,
+            and a curve of what a step of so many rows takes.
+        confidence_table: what turns the draft's confidences into probabilities: a file that `reference.calibration` has
+            written for this nextn and rule, or the temperatures themselves, one for all slots or nextn. None: 1.
+        step_cost_folder: where that curve is kept from one start to the next, a file for each model, device and set of
+            options; other files there are left alone. None: it is measured at each start.
         grammar_workers: most processes that compile grammars of structured requests, started when the first one comes.
         grammar_timeout: seconds to compile one grammar; one that takes longer ends its request with an error.
         grammar_cache_bytes: memory of the compiled grammars that are kept, least recently used ones dropped first.
@@ -82,6 +104,12 @@ class EngineConfig:
     async_scheduling: bool = True
     poison_unused: bool = False
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    nextn: int = 0
+    verification: Verification = "coupled"
+    penalised_residual: bool = False
+    verification_lengths: VerificationLengths = "fixed"
+    confidence_table: Path | Temperatures | None = None
+    step_cost_folder: Path | None = None
     grammar_workers: int = 2
     grammar_timeout: float = 20.0
     grammar_cache_bytes: int = 2**30
@@ -99,22 +127,41 @@ class EngineConfig:
         limit = self.grammar_timeout
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise ConfigError(f"grammar_timeout: got {shown(limit)}; accepted: a finite number of seconds above 0")
-        for name in ("async_scheduling", "poison_unused", "enforce_eager", "sync_guard"):
+        for name in ("async_scheduling", "poison_unused", "enforce_eager", "sync_guard", "penalised_residual"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: got {shown(getattr(self, name))}; accepted: True or False")
         if self.yoco_mode not in YOCO_MODES:
             raise ConfigError(f"yoco_mode: got {shown(self.yoco_mode)}; accepted: one of {', '.join(YOCO_MODES)}")
         if not isinstance(self.device, str):
             raise ConfigError(f"device: got {shown(self.device)}; accepted: a string such as 'auto' or 'cpu'")
-        if self.logprobs_mode not in get_args(LogprobsMode):
-            accepted = " or ".join(map(repr, get_args(LogprobsMode)))
-            raise ConfigError(f"logprobs_mode: got {shown(self.logprobs_mode)}; accepted: {accepted}")
-        budget = self.max_num_batched_tokens
-        if budget is not None and budget < self.max_num_seqs:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                accepted = " or ".join(map(repr, choices))
+                raise ConfigError(f"{name}: got {shown(getattr(self, name))}; accepted: {accepted}")
+        self._check_speculation()
+        budget, rows = self.max_num_batched_tokens, self.max_num_seqs * (self.nextn + 1)
+        if budget is not None and budget < rows:
             raise ConfigError(
-                f"max_num_batched_tokens: got {budget}; accepted: at least max_num_seqs = {self.max_num_seqs}, since a "
-                "decode step has one row for each running sequence"
+                f"max_num_batched_tokens: got {budget}; accepted: at least max_num_seqs * (nextn + 1) = {rows}, since "
+                "a decode step has one row for each running sequence, and one for each of its drafts"
             )
+
+    def _check_speculation(self) -> None:
+        if self.verification_lengths == "scheduled" and not self.nextn:
+            raise ConfigError("verification_lengths: got 'scheduled'; accepted: 'fixed', with nextn = 0")
+        if self.penalised_residual and self.verification != "ratio":
+            raise ConfigError("penalised_residual: got True; accepted: False, but with verification = 'ratio'")
+        if self.page_size < self.nextn + 1:
+            raise ConfigError(f"page_size: got {self.page_size}; accepted: at least nextn + 1 = {self.nextn + 1}")
+        if self.step_cost_folder is not None and not isinstance(self.step_cost_folder, str | os.PathLike):
+            raise ConfigError(f"step_cost_folder: got {shown(self.step_cost_folder)}; accepted: a folder, or None")
+        table = self.confidence_table
+        if table is None or isinstance(table, str | os.PathLike):
+            return
+        accepted = f"a file, or 1 or nextn = {self.nextn} finite numbers above 0"
+        numbers = isinstance(table, list | tuple) and all(type(one) in (int, float) for one in table)
+        if not numbers or len(table) not in (1, self.nextn) or not all(0 < one < math.inf for one in table):
+            raise ConfigError(f"confidence_table: got {shown(table)}; accepted: {accepted}")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -132,8 +179,8 @@ class EngineConfig:
         Args:
             device: what "auto" means.
         Raises:
-            ConfigError: max_model_len is beyond what the model's positions reach, or yoco_keep_tokens is below what
-                decoding reads.
+            ConfigError: max_model_len is beyond what the model's positions reach, yoco_keep_tokens is below what
+                decoding reads, or nextn is beyond what the checkpoint's draft proposes.
         """
         limit = model.max_position_embeddings
         length = limit if self.max_model_len is None else self.max_model_len
@@ -142,9 +189,13 @@ class EngineConfig:
                 f"max_model_len: got {length}; accepted: at most {limit}, the model's max_position_embeddings"
             )
         self._check_replay(model)
+        most = model.dspark_block_size if model.has_draft else 0
+        if self.nextn > most:
+            draft = f"the draft's block size is {most}" if most else "the checkpoint has no draft"
+            raise ConfigError(f"nextn: got {self.nextn}; accepted: 0 to {most}; {draft}")
         budget = self.max_num_batched_tokens
         if budget is None:
-            budget = max(_DEFAULT_BATCHED_TOKENS, self.max_num_seqs)
+            budget = max(_DEFAULT_BATCHED_TOKENS, self.max_num_seqs * (self.nextn + 1))
         return dataclasses.replace(self, max_model_len=length, max_num_batched_tokens=budget, device=device)
 
     def _check_replay(self, model: ModelConfig) -> None:
@@ -154,11 +205,12 @@ class EngineConfig:
             raise ConfigError(
                 f"yoco_mode: got {shown(self.yoco_mode)}; accepted: off, for a model without KV source layers"
             )
-        window, drafts = model.sliding_window, model.dspark_block_size if model.has_draft else 0
-        if self.yoco_keep_tokens < window + drafts + 1:
+        least = model.sliding_window + self.nextn + 1
+        if self.yoco_keep_tokens < least:
             raise ConfigError(
-                f"yoco_keep_tokens: got {self.yoco_keep_tokens}; accepted: at least {window + drafts + 1} = "
-                f"sliding_window {window} + nextn {drafts} + 1, so that what a rejected draft rewinds to has its window"
+                f"yoco_keep_tokens: got {self.yoco_keep_tokens}; accepted: at least {least} = sliding_window "
+                f"{model.sliding_window} + nextn {self.nextn} + 1, so that what a rejected draft rewinds to "
+                "has its window"
             )
 
     def replay_start(self, prompt_len: int) -> int:
@@ -176,9 +228,15 @@ _INTEGER_RANGES: tuple[tuple[str, int, int], ...] = (
     ("page_size", 1, 65536),
     ("log_stats_interval", 0, 2**31 - 1),
     ("yoco_keep_tokens", 0, 2**30),
+    ("nextn", 0, 1024),
     ("grammar_workers", 1, 1024),
     ("grammar_cache_bytes", 0, 2**62),
 )
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "logprobs_mode": get_args(LogprobsMode),
+    "verification": get_args(Verification),
+    "verification_lengths": get_args(VerificationLengths),
+}
 _OPTIONAL_RANGES: dict[str, tuple[int, int]] = {
     "max_num_batched_tokens": (1, 2**24),
     "max_model_len": (2, 2**30),

@@ -121,15 +121,17 @@ VARIABLES: dict[str, Variable] = {
     "COMPUTE_SUM_SMALLER_PROBS": Variable(parse_bool, satisfied=_OFF),
     "CPP_LOG_LEVEL": Variable(parse_choice("off", "error", "warn", "info")),
     "CUDAGRAPH_BATCH_SIZE_INTERVAL": Variable(parse_int),
-    "DECODE_PERF_CACHE_DIR": Variable(parse_text),
+    "DECODE_PERF_CACHE_DIR": Variable(parse_text, option="step_cost_folder", convert=lambda folder: folder or None),
     "DECODE_PERF_CACHE_TTL_SEC": Variable(parse_int),
     "DECODE_TOKEN_BLACKLIST": Variable(parse_token_ranges, satisfied=((),)),
-    "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": Variable(parse_number_list),
+    "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": Variable(parse_number_list, option="confidence_table"),
     "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": Variable(parse_int),
     "DFLASH_ENFORCE_EAGER": Variable(parse_bool),
     "DISABLE_SYNC_GUARD": Variable(parse_bool, option="sync_guard", convert=operator.not_),
     "ENABLE_MEMORY_TRACING": Variable(parse_bool, satisfied=_OFF),
-    "ENABLE_MTP_VARLEN": Variable(parse_bool, satisfied=_OFF),
+    "ENABLE_MTP_VARLEN": Variable(
+        parse_bool, option="verification_lengths", convert=lambda varies: "scheduled" if varies else "fixed"
+    ),
     "ENFORCE_EAGER": Variable(parse_bool, option="enforce_eager"),
     "ENGRAM_FORCE_GPU_STORAGE": Variable(parse_bool),
     "ENGRAM_PAD_TOKEN": Variable(parse_int),
@@ -171,7 +173,7 @@ VARIABLES: dict[str, Variable] = {
     "TORCH_PROFILER_DIR": Variable(parse_text),
     "USERBUFFER_COMM_SMS": Variable(parse_int, satisfied=_ZERO),
     "USE_MULTIMODAL_POOL": Variable(parse_bool, satisfied=_OFF),
-    "USE_NEXTN_DECODE": Variable(parse_int, satisfied=_ZERO),
+    "USE_NEXTN_DECODE": Variable(parse_int, option="nextn"),
     "XGRAMMAR_CACHE_LIMIT_BYTES": Variable(
         parse_int, option="grammar_cache_bytes", convert=lambda size: size if size >= 0 else NO_LIMIT
     ),

@@ -1,4 +1,4 @@
-"""The step loop: schedule, launch, take the results of the step before, sample, commit, then look at the text.
+"""The step loop: schedule, launch, take the results of the step before and look at their text, commit, then sample.
 
 Knows the scheduler and the worker, and is the only one that knows both; knows nothing about tensors' contents, prompts'
 text or files.
@@ -7,18 +7,23 @@ text or files.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optimized.engine.acceptance import Acceptance
+from optimized.engine.block import Block
 from optimized.engine.door import Limits, Refusal, Request
 from optimized.engine.output_processor import OutputProcessor
 from optimized.engine.sequence import Sequence
 from optimized.engine.statistics import Statistics
-from optimized.engine.step_pipeline import LaunchedStep, StepPipeline, UsedMemory, Worker
+from optimized.engine.step_pipeline import Drafting, LaunchedStep, StepPipeline, UsedMemory, Worker
 from optimized.engine.structured.requests import StructuredRequests
-from optimized.engine.verifier import Drawn
+from optimized.engine.verification_schedule import VerificationSchedule, temperatures
+from optimized.engine.verifier import Drawn, Verifier
+from optimized.worker.decode_rows import BlockLimits
 from reference.spec.errors import EngineError
 from reference.spec.outputs import RequestOutput
 
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
 
 #: How long a turn waits for a grammar where nothing else is to be done; calls of `abort` wait as long.
 GRAMMAR_POLL_SECONDS = 0.05
+
+#: DeepInfer's share of q that its residual takes off.
+PENALISED = math.exp(-5e-5)
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +54,7 @@ class Engine:
             model: vocabulary and EOS id are read from it.
             config: resolved, so that every length is a number.
         """
-        self.statistics = Statistics()
+        self.statistics = Statistics(acceptance=Acceptance(config.nextn))
         # An Engram layer can only hash ids that its tokenizer has; rows of the vocabulary beyond them are padding.
         known = tokenizer.vocab_size if tokenizer is not None and model.engram_layer_ids else model.vocab_size
         self._num_ids = min(known, model.vocab_size)
@@ -59,13 +67,17 @@ class Engine:
         self._to_abort: set[str] = set()
         self._in_flight: LaunchedStep | None = None
         accelerated = config.device.startswith("cuda")
+        alpha = PENALISED if config.penalised_residual else 1.0
+        verifier = Verifier(self._num_ids, config.logprobs_mode, config.verification, alpha, config.nextn)
         self._pipeline = StepPipeline(
             worker,
+            verifier,
             self._num_ids,
-            config.logprobs_mode,
+            Drafting(config.nextn, temperatures(config), config.max_num_seqs + 1),
             threaded=config.async_scheduling and not accelerated,
             guarded=config.sync_guard and accelerated,
         )
+        self._lengths = VerificationSchedule.of(config, worker)
         self._scheduler = self._new_scheduler()
         self._structured = StructuredRequests(model, config, tokenizer)
 
@@ -82,6 +94,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len,
+            nextn=config.nextn,
             max_in_flight=2 if config.async_scheduling else 1,
         )
 
@@ -158,7 +171,7 @@ class Engine:
         if previous is not None:
             outputs += self._settle(previous)
         if launched is not None:
-            self._pipeline.sample(launched, self._rows_to_sample(launched))
+            self._pipeline.sample(launched, self._rows_to_sample(launched), self._resumed_rows(launched))
             if not self._config.async_scheduling or launched.plan.kind == "prefill" or not self._sequences:
                 outputs += self._settle(launched)
                 launched = None
@@ -171,7 +184,18 @@ class Engine:
         for sequence, fresh in zip(members, plan.fresh.tolist(), strict=True):
             if fresh:
                 sequence.start()
-        return self._pipeline.launch(plan, members, previous, self._used() if self._config.poison_unused else None)
+        limits = None if plan.kind == "prefill" else self._limits(plan, members)
+        used = self._used() if self._config.poison_unused else None
+        return self._pipeline.launch(plan, members, previous, limits, used)
+
+    def _limits(self, plan: StepPlan, members: list[Sequence]) -> BlockLimits:
+        """What bounds the drafts of a decode step."""
+        longest = np.array([one.last_length for one in members], dtype=np.int64)
+        if self._lengths is None:
+            return BlockLimits(longest)
+        choice = self._lengths.choose(plan, members)
+        self.statistics.acceptance.lags.update(choice.lags)
+        return BlockLimits(longest, choice.budget, choice.survival)
 
     def _used(self) -> UsedMemory:
         """What live requests hold."""
@@ -190,16 +214,24 @@ class Engine:
         sequence_id = step.members[r].sequence_id
         return sequence_id in self._sequences and self._scheduler.slot(sequence_id) == int(step.plan.slots[r])
 
+    def _resumed_rows(self, step: LaunchedStep) -> list[int]:
+        """Requests that were computed anew up to their last token, by index in the plan: they only need drafts."""
+        ends = step.plan.kv_lens.tolist()
+        return [
+            r
+            for r, one in enumerate(step.members)
+            if step.plan.kind == "prefill" and one.token_ids and ends[r] == one.position - 1 and self._is_live(step, r)
+        ]
+
     def _settle(self, step: LaunchedStep) -> list[RequestOutput]:
-        """Waits for a step, and takes its tokens; rows that do not count any more are dropped."""
-        drawn = {one.sequence_id: (one, token) for one, token in step.collect()}
-        sampled = []
+        """Waits for a step, and takes its tokens; blocks that do not count any more are dropped."""
+        drawn = {block.sequence.sequence_id: (block, tokens) for block, tokens in step.collect()}
+        taken: dict[int, int] = {}
         for r, member in enumerate(step.members):
             if member.sequence_id in drawn and self._is_live(step, r):
-                self._take(*drawn[member.sequence_id])
-                sampled.append(member)
-        self._commit(step.plan, step.members, sampled)
-        return self._complete(sampled)
+                taken[member.sequence_id] = self._take(*drawn[member.sequence_id])
+        self._commit(step, taken)
+        return self._complete([one for one in step.members if one.sequence_id in taken])
 
     def abort(self, request_id: str) -> None:
         """Ends a request, running, waiting or not added yet, at the start of a step; from any thread.
@@ -231,29 +263,62 @@ class Engine:
                     outputs.append(output)
         return outputs
 
-    def _take(self, sequence: Sequence, drawn: Drawn) -> None:
-        """Gives a sequence its next token, or the reason why it cannot go on."""
-        error = drawn.error or sequence.pending_error
-        if error is not None:
-            sequence.fail(error)
-            return
-        sequence.logprobs.append(drawn.logprobs)
-        sequence.cumulative_logprob += drawn.logprob
-        sequence.append(drawn.token)
+    def _take(self, block: Block, drawn: list[Drawn]) -> int:
+        """Gives a sequence the tokens of its block until it ends; how many it took. The last of them may be the reason
+        why it cannot go on."""
+        sequence, before = block.sequence, len(block.sequence.token_ids)
+        for one in drawn:
+            error = one.error or sequence.pending_error
+            if error is not None:
+                sequence.fail(error)
+            if sequence.finish_reason is not None:
+                break
+            sequence.logprobs.append(one.logprobs)
+            sequence.cumulative_logprob += one.logprob
+            sequence.append(one.token)
+            self._processor.take(sequence)
+        taken = len(sequence.token_ids) - before
+        if self._config.nextn and before:
+            self._count_block(block, drawn, taken)
+        return taken
 
-    def _commit(self, plan: StepPlan, members: list[Sequence], sampled: list[Sequence]) -> None:
-        """Tells the scheduler the new tokens and which sequences their ids or lengths end."""
-        with_token = {one.sequence_id for one in sampled if one.finish_reason != "error"}
-        counts = [int(one.sequence_id in with_token) for one in members]
-        tokens = [one.token_ids[-1] for one in members if one.sequence_id in with_token]
+    def _count_block(self, block: Block, drawn: list[Drawn], taken: int) -> None:
+        """Puts a block down in the statistics."""
+        kept = [one.token for one in drawn[:-1]]
+        accepted, sequence = len(kept), block.sequence
+        stop = next((place for place, token in enumerate(kept) if token in sequence.stop_ids), None)
+        if stop is not None:
+            accepted = stop + 1
+        sequence.verified_drafts += len(block.drafts)
+        sequence.accepted_drafts += accepted
+        judged = accepted if stop is not None else len(block.drafts)
+        survival = sequence.proposed_before.survival if sequence.proposed_before is not None else ()
+        self.statistics.acceptance.count(len(block.drafts), judged, accepted, taken, survival)
+
+    def _commit(self, step: LaunchedStep, taken: dict[int, int]) -> None:
+        """Tells the scheduler the new tokens, which sequences their tokens end, and what was drafted.
+
+        Args:
+            taken: how many tokens each sequence took, by its id.
+        """
+        plan, members = step.plan, step.members
+        counts = [taken.get(one.sequence_id, 0) for one in members]
+        tokens = [one.token_ids[len(one.token_ids) - count :] for one, count in zip(members, counts, strict=True)]
+        drafted = {one.sequence_id for one in step.drafted}
+        drafts = [
+            one.drafts if one.sequence_id in drafted and one.finish_reason is None and self._is_live(step, r) else ()
+            for r, one in enumerate(members)
+        ]
         self._scheduler.commit(
             plan.step_id,
             plan.request_ids,
-            np.array(tokens, dtype=np.int64),
+            np.array([token for some in tokens for token in some], dtype=np.int64),
             np.array(counts, dtype=np.int32),
             np.array([one.finish_reason is not None for one in members], dtype=np.bool_),
+            np.array([token for some in drafts for token in some], dtype=np.int64),
+            np.array([len(some) for some in drafts], dtype=np.int32),
         )
-        self.statistics.count_step(plan.kind, plan.num_rows, len(tokens))
+        self.statistics.count_step(plan.kind, step.num_rows, sum(counts))
         interval = self._config.log_stats_interval
         if interval and self.statistics.steps % interval == 0:
             scheduler = self._scheduler
@@ -261,16 +326,12 @@ class Engine:
                 scheduler.num_running, scheduler.num_waiting, scheduler.num_free_pages, scheduler.num_usable_pages
             )
 
-    def _complete(self, sampled: list[Sequence]) -> list[RequestOutput]:
-        """Applies stop strings, lets ended sequences go, and gathers the outputs that are complete."""
+    def _complete(self, sequences: list[Sequence]) -> list[RequestOutput]:
+        """Lets ended sequences go, and gathers the outputs that are complete."""
         outputs = []
-        for sequence in sampled:
-            ended_before = sequence.finish_reason is not None
-            self._processor.take(sequence)
+        for sequence in sequences:
             if sequence.finish_reason is None:
                 continue
-            if not ended_before:
-                self._scheduler.abort(sequence.sequence_id)
             del self._sequences[sequence.sequence_id]
             output = self._processor.close(sequence)
             if output is not None:

@@ -124,6 +124,8 @@ def _metrics(arrival: float, request: Request, sequences: SequenceOf[Sequence]) 
         finished_time=max(one.finished_time or arrival for one in sequences),
         num_preemptions=sum(max(one.times_started - 1, 0) for one in sequences),
         seq_seed=request.seed,
+        num_verified_drafts=sum(one.verified_drafts for one in sequences),
+        num_accepted_drafts=sum(one.accepted_drafts for one in sequences),
     )
 
 

@@ -15,6 +15,19 @@ from optimized.engine.token_counts import TokenCounts
 from reference.spec.outputs import FinishReason, Logprob
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts of what follows a sequence's newest token.
+
+    survival: the probability that each, and every one before it, is kept. step_id: the step at whose end they were
+    made.
+    """
+
+    tokens: tuple[int, ...]
+    survival: tuple[float, ...]
+    step_id: int
+
+
 @dataclass
 class Sequence:
     """One of a request's n samples.
@@ -26,6 +39,9 @@ class Sequence:
     prompt_logprobs: entries of the prompt tokens so far, None at the first; the request's first sample has them.
     matcher: where it stands in the language that its text must be in.
     pending_error: why it cannot go on, told when its next token is drawn.
+    proposal: drafts of its next block, as far as the host knows; proposed_before: of the block before that. Both are
+    forgotten where it is computed anew.
+    verified_drafts, accepted_drafts: over all of its blocks.
     """
 
     sequence_id: int
@@ -38,6 +54,8 @@ class Sequence:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     matcher: Matcher | None = None
     pending_error: str | None = None
+    proposal: Proposal | None = None
+    proposed_before: Proposal | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
@@ -49,6 +67,8 @@ class Sequence:
     first_token_time: float | None = None
     finished_time: float | None = None
     times_started: int = 0
+    verified_drafts: int = 0
+    accepted_drafts: int = 0
 
     def __post_init__(self) -> None:
         params = self.request.params
@@ -63,13 +83,28 @@ class Sequence:
         return len(self.request.prompt_token_ids) + len(self.token_ids)
 
     @property
+    def last_length(self) -> int:
+        """Most tokens of prompt + output."""
+        return len(self.request.prompt_token_ids) + self.request.max_tokens
+
+    @property
     def ended_by_id(self) -> bool:
         """Whether the last token is one of stop_ids, so that it is no part of the text."""
         return self.finish_reason == "stop" and self.stop_match is None and self.token_ids[-1] in self.stop_ids
 
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """Drafts of its next block; none if there is no proposal."""
+        return () if self.proposal is None else self.proposal.tokens
+
+    def offer(self, proposal: Proposal) -> None:
+        """Takes the drafts of its next block."""
+        self.proposed_before, self.proposal = self.proposal, proposal
+
     def start(self) -> None:
         """A step gave it a fresh state slot: its first one, or one after a preemption."""
         self.times_started += 1
+        self.proposal = self.proposed_before = None
         if self.first_scheduled_time is None:
             self.first_scheduled_time = time.monotonic()
         elif self.matcher is not None:

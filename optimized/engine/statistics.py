@@ -9,6 +9,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from optimized.engine.acceptance import Acceptance
 from reference.spec.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
@@ -16,7 +17,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Statistics:
-    """Counts since the engine was made. A token is counted when its step is committed."""
+    """Counts since the engine was made. A token is counted when its step is committed.
+
+    acceptance: of drafts.
+    """
 
     steps: int = 0
     prefill_rows: int = 0
@@ -25,6 +29,7 @@ class Statistics:
     finished_requests: int = 0
     aborted_requests: int = 0
     failed_requests: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
     _window_start: float = field(default_factory=time.monotonic, repr=False)
     _window_tokens: int = field(default=0, repr=False)
     _window_steps: int = field(default=0, repr=False)
@@ -53,7 +58,7 @@ class Statistics:
         now = time.monotonic()
         seconds = max(now - self._window_start, 1e-9)
         _log.info(
-            "%.1f steps/s, %.1f tokens/s, running %d, waiting %d, pages free %d of %d, finished %d, failed %d",
+            "%.1f steps/s, %.1f tokens/s, running %d, waiting %d, pages free %d of %d, finished %d, failed %d%s",
             (self.steps - self._window_steps) / seconds,
             (self.generated_tokens - self._window_tokens) / seconds,
             running,
@@ -62,5 +67,6 @@ class Statistics:
             usable_pages,
             self.finished_requests,
             self.failed_requests,
+            f", {self.acceptance.describe()}" if self.acceptance.blocks else "",
         )
         self._window_start, self._window_tokens, self._window_steps = now, self.generated_tokens, self.steps

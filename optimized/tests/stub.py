@@ -18,11 +18,13 @@ import torch
 from optimized import LLM
 from optimized._core import StepPlan
 from optimized.config import EngineConfig
+from optimized.model.draft import Choose, Draft
 from optimized.worker.decode_rows import BlockLimits, BlockResults
 from optimized.worker.input_batch import InputBatch, Prepared
 from reference.spec.config import ModelConfig
 
 VOCAB = 300
+BLOCK = 5
 CONTEXT = 96
 
 
@@ -33,9 +35,8 @@ class StubStep:
     prepared: Prepared
     plan: StepPlan
 
-    @property
-    def lengths(self) -> torch.Tensor:
-        return self.prepared.lengths
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.prepared, name)
 
 
 class StubWorker:
@@ -48,7 +49,8 @@ class StubWorker:
         self.steps = 0
         self.broken: dict[tuple[int, ...], Any] = {}
         rows, pages = config.max_num_batched_tokens or 0, (config.max_model_len or 0) // config.page_size + 2
-        self._batch = InputBatch(rows, config.max_num_seqs, pages, config.page_size, torch.device("cpu"))
+        device = torch.device("cpu")
+        self._batch = InputBatch(rows, config.max_num_seqs, pages, config.page_size, device, nextn=config.nextn)
 
     def num_pages(self) -> int:
         length = self.config.max_model_len or 0
@@ -84,6 +86,34 @@ class StubWorker:
                 after[row] = self.logits(tokens)
         rows = [after[row] for row in wanted]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
+
+    def propose(
+        self, step: StubStep, places: torch.Tensor, tokens: torch.Tensor, accepted: torch.Tensor, choose: Choose
+    ) -> Draft:
+        """Drafts by `draft_logits`; what is confided is the number of the slot, from 2 down."""
+        contexts = []
+        for place, token, kept in zip(places.tolist(), tokens.tolist(), accepted.tolist(), strict=True):
+            past = self.history[int(step.slots[place])][: int(step.anchors[place]) + kept + 1]
+            contexts.append([*past, token])
+        ids, logits = [], []
+        for slot in range(BLOCK):
+            logits.append(torch.stack([self.draft_logits(context) for context in contexts]))
+            ids.append(choose(logits[-1], slot))
+            for context, token in zip(contexts, ids[-1].tolist(), strict=True):
+                context.append(token)
+        confidence = torch.arange(2, 2 - BLOCK, -1, dtype=torch.float64).expand(len(contexts), -1)
+        return Draft(torch.stack(ids, dim=1), torch.stack(logits, dim=1), confidence)
+
+    def draft_logits(self, tokens: list[int]) -> torch.Tensor:
+        """[V] float64 that a draft is drawn from: those of the model, with noise of its own."""
+        noise = np.random.default_rng(np.random.SeedSequence([7, *tokens])).normal(0, 1, self.vocab_size)
+        return self.logits(tokens) + torch.from_numpy(noise)
+
+    def time_steps(self, rows: int, repeats: int) -> list[float]:
+        return [10.0 + 0.5 * rows] * repeats
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"model": "stub"}
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """[V] float64 for the token after `tokens`."""

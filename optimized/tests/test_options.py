@@ -76,13 +76,14 @@ def test_lengths_come_from_the_model_and_may_not_pass_it(model: ModelConfig) -> 
         EngineConfig(max_model_len=CONTEXT + 1).resolved(model, "cpu")
 
 
-@pytest.mark.parametrize(("drafts", "least"), [(0, 9), (3, 12)])
+@pytest.mark.parametrize(("drafts", "least"), [(0, 9), (1, 10), (3, 12)])
 def test_replay_keeps_what_decoding_reads(drafts: int, least: int) -> None:
     model = FULL if drafts else RATIO_4
+    options: dict[str, Any] = {"nextn": drafts}
     accepted = f"yoco_keep_tokens: got {least - 1}; accepted: at least {least} = sliding_window 8 . nextn {drafts} . 1"
     with pytest.raises(ConfigError, match=accepted):
-        EngineConfig(yoco_mode="mask", yoco_keep_tokens=least - 1).resolved(model, "cpu")
-    config = EngineConfig(yoco_mode="compact", yoco_keep_tokens=least).resolved(model, "cpu")
+        EngineConfig(yoco_mode="mask", yoco_keep_tokens=least - 1, **options).resolved(model, "cpu")
+    config = EngineConfig(yoco_mode="compact", yoco_keep_tokens=least, **options).resolved(model, "cpu")
     assert [config.replay_start(length) for length in (1, least, least + 1, 100)] == [0, 0, 1, 100 - least]
     assert EngineConfig(yoco_keep_tokens=3).resolved(model, "cpu").replay_start(100) == 0
     with pytest.raises(ConfigError, match="without KV source layers"):
@@ -166,7 +167,7 @@ def test_a_known_variable_without_effect_is_reported_unless_it_asks_for_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    environ.overrides({"DEEPINFER_USE_NEXTN_DECODE": "0", "DEEPINFER_BATCH_INVARIANT": "1"})
+    environ.overrides({"DEEPINFER_COMPUTE_SUM_SMALLER_PROBS": "0", "DEEPINFER_BATCH_INVARIANT": "1"})
     assert caplog.text == ""
-    environ.overrides({"DEEPINFER_USE_NEXTN_DECODE": "5"})
-    assert "DEEPINFER_USE_NEXTN_DECODE=5 is not supported yet and has no effect" in caplog.text
+    environ.overrides({"DEEPINFER_EXPERT_REARRANGEMENT_STEP_INTERVAL": "5"})
+    assert "DEEPINFER_EXPERT_REARRANGEMENT_STEP_INTERVAL=5 is not supported yet and has no effect" in caplog.text

@@ -19,7 +19,8 @@ EXPORTS = """LLM CheckpointError CompletionOutput ConfigError CounterpointError 
     KernelUnavailableError Logprob RequestError RequestMetrics RequestOutput SamplingParams UnsupportedError"""
 ENGINE_OPTIONS = """max_num_seqs max_num_batched_tokens max_model_len page_size num_pages gpu_memory_utilization device
     enforce_eager sync_guard seed log_stats_interval yoco_mode yoco_keep_tokens async_scheduling poison_unused
-    logprobs_mode grammar_workers grammar_timeout grammar_cache_bytes"""
+    logprobs_mode nextn verification penalised_residual verification_lengths confidence_table step_cost_folder
+    grammar_workers grammar_timeout grammar_cache_bytes"""
 GENERATE_OPTIONS = """--help --model --revision --prompt --input --output --resume --overwrite --max-line-bytes
     --progress --no-progress --log-level --n --max-tokens --min-tokens --temperature --top-k --top-p --min-p --seq-seed
     --logprobs --prompt-logprobs --presence-penalty --frequency-penalty --repetition-penalty
@@ -27,7 +28,8 @@ GENERATE_OPTIONS = """--help --model --revision --prompt --input --output --resu
     --num-pages --gpu-memory-utilization --device --enforce-eager --no-enforce-eager --sync-guard --no-sync-guard
     --seed --log-stats-interval --yoco-mode
     --yoco-keep-tokens --async-scheduling --no-async-scheduling --poison-unused --no-poison-unused
-    --logprobs-mode --grammar-workers --grammar-timeout --grammar-cache-bytes"""
+    --logprobs-mode --nextn --verification --penalised-residual --no-penalised-residual --verification-lengths
+    --confidence-table --step-cost-folder --grammar-workers --grammar-timeout --grammar-cache-bytes"""
 VARIABLES = """ACCELERATOR BATCH_INVARIANT COMPUTE_SUM_SMALLER_PROBS CPP_LOG_LEVEL CUDAGRAPH_BATCH_SIZE_INTERVAL
     DECODE_PERF_CACHE_DIR DECODE_PERF_CACHE_TTL_SEC DECODE_TOKEN_BLACKLIST DFLASH_CONFIDENCE_HEAD_TEMPERATURE
     DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL DFLASH_ENFORCE_EAGER DISABLE_SYNC_GUARD ENABLE_MEMORY_TRACING ENABLE_MTP_VARLEN

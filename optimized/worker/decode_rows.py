@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from optimized.ops.verification_lengths import select_lengths
 from reference.spec.errors import EngineError
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def expand(
         if survival is not None:
             survival = torch.where(flies[:, None], previous.survival[source], survival)
     lengths = torch.minimum(one["most"], one["longest"] - position - 2).clamp(min=0)  # [Q]
+    if budget is not None and survival is not None:
+        lengths = select_lengths(survival, lengths, budget)
     counts = one["live"] * (1 + lengths)  # [Q]
     return _rows(one, position, torch.cat((anchor[:, None], drafts), dim=1), lengths, counts, rows)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from optimized.model.replay import select_rows
 from optimized.model.step import KeptRows, StepInputs
 from optimized.worker.decode_rows import REQUEST_FIELDS, BlockLimits, BlockResults, expand, request_fields
-from optimized.worker.transfer import write
+from optimized.worker.transfer import upload, write
 
 if TYPE_CHECKING:
     from optimized._core import StepPlan
@@ -133,7 +133,11 @@ class InputBatch:
         fields = request_fields(plan, self._requests.shape[1], self._nextn, longest, previous)
         requests = write(self._requests, fields)
         in_flight = previous if (plan.previous_rows >= 0).any() else None
-        made = expand(requests, bucket_rows(wanted), in_flight)
+        survival = None
+        if limits is not None and limits.survival is not None:
+            padded = np.pad(limits.survival, ((0, requests.shape[1] - count), (0, 0)))
+            survival = upload(padded, requests.device, np.float32)
+        made = expand(requests, bucket_rows(wanted), in_flight, budget, survival)
         total = len(made.tokens)
         width = min(bucket_pages(plan.page_table.shape[1]), self._max_pages)
         table = np.pad(np.asarray(plan.page_table, dtype=np.int64), ((0, 0), (0, width - plan.page_table.shape[1])))

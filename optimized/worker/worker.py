@@ -6,7 +6,10 @@ Knows files, options and the model runner; knows nothing about requests, schedul
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
+import os
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,7 @@ from optimized.worker.decode_rows import BlockLimits, BlockResults
 from optimized.worker.input_batch import InputBatch, Prepared, bucket_rows
 from optimized.worker.memory import MemoryPlan, available_bytes, device_overhead, plan_memory, sequence_pages
 from optimized.worker.model_runner import ModelRunner
+from optimized.worker.step_timer import time_steps
 from reference.spec.config import ModelConfig
 from reference.spec.errors import ConfigError
 from reference.spec.tensors import tensor_plan
@@ -52,12 +56,16 @@ class Worker:
         device = torch.device(config.device)
         max_model_len = config.max_model_len or model_config.max_position_embeddings
         max_rows = config.max_num_batched_tokens or max_model_len
+        self._nextn, self._max_model_len, self._page_size = config.nextn, max_model_len, config.page_size
+        self._folder, self._device = folder, device
         _check_page_size(model_config, config.page_size)
         geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
         max_pages = sequence_pages(max_model_len, geometry)
-        scratch = InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages)
+        scratch = InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages, config.nextn)
         capture_stream: torch.cuda.Stream | None = None
-        most_decoded = bucket_rows(config.max_num_seqs)
+        most_decoded = bucket_rows(config.max_num_seqs * (config.nextn + 1))
+        if config.verification == "ratio":
+            scratch += 8 * geometry.num_slots * config.nextn * model_config.vocab_size  # what drafts were drawn from
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if not config.enforce_eager:
@@ -84,8 +92,12 @@ class Worker:
         geometry = dataclasses.replace(geometry, num_pages=self._memory_plan.num_pages)
         caches = Caches.allocate(model_config, geometry, device)
         compact = config.yoco_mode == "compact"
-        batch = InputBatch(max_rows, config.max_num_seqs, max_pages, config.page_size, device, compact=compact)
-        model = Transformer(model_config, weights, token_map, geometry, poison_padding=config.poison_unused)
+        batch = InputBatch(
+            max_rows, config.max_num_seqs, max_pages, config.page_size, device, nextn=config.nextn, compact=compact
+        )
+        model = Transformer(
+            model_config, weights, token_map, geometry, drafts=config.nextn > 0, poison_padding=config.poison_unused
+        )
         captured = None if capture_stream is None else CapturedSteps(model, caches, most_decoded, capture_stream)
         self._runner = ModelRunner(model, caches, batch, captured)
 
@@ -133,6 +145,19 @@ class Worker:
                 many of its drafts were kept. choose: draws the drafts, slot after slot.
         """
         return self._runner.propose(step, places, tokens, accepted, choose)
+
+    def time_steps(self, rows: int, repeats: int) -> list[float]:
+        """Milliseconds of each of so many decode steps of `rows` rows, drafting included."""
+        return time_steps(self._runner, rows, repeats, self._nextn, self._max_model_len, self._page_size)
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the time of a step depends on besides the options: the model's files, the device, torch."""
+        digest = hashlib.sha256((self._folder / "config.json").read_bytes())
+        for path in sorted(self._folder.glob("*.safetensors")):
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        cuda = self._device.type == "cuda"
+        device = torch.cuda.get_device_name(self._device) if cuda else f"{platform.machine()} x {os.cpu_count()}"
+        return {"model": digest.hexdigest(), "hardware": device, "torch": torch.__version__}
 
     def poison(self, used_slots: NDArray[np.int64], used_pages: NDArray[np.int64]) -> None:
         """Fill every slot and page but the used ones with NaN codes. used_slots, used_pages: [n], without 0."""

@@ -37,7 +37,8 @@ class CompletionOutput:
 class RequestMetrics:
     """When things happened, in seconds of a monotonic clock; None for what did not happen.
 
-    seq_seed: the seed that the request was sampled with, its own or one drawn for it.
+    seq_seed: the seed that the request was sampled with, its own or one drawn for it. num_verified_drafts,
+    num_accepted_drafts: over all blocks of its samples.
     """
 
     arrival_time: float
@@ -46,6 +47,8 @@ class RequestMetrics:
     finished_time: float | None = None
     num_preemptions: int = 0
     seq_seed: int | None = None
+    num_verified_drafts: int = 0
+    num_accepted_drafts: int = 0
 
 
 @dataclasses.dataclass
