@@ -84,7 +84,8 @@ class StubWorker:
                 raise AssertionError(f"slot {slot}: position {position} has no page in {step.plan.page_table}")
             if row in wanted:
                 after[row] = self.logits(tokens)
-        rows = [after[row] for row in wanted]
+        nobody = torch.full((self.vocab_size,), torch.nan, dtype=torch.float64)
+        rows = [after.get(row, nobody) for row in wanted]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
 
     def propose(
@@ -147,12 +148,19 @@ def model_folder(folder: Path, *, tokenizer: bool = True, eos: int = 1, vocab_si
         n_routed_experts=4,
         num_experts_per_tok=2,
         routed_scaling_factor=1.0,
-        compress_ratios=(0,),
+        compress_ratios=(0, 0),
         kv_source_layer_ids=(),
         index_source_layer_ids=(),
         hc_mult=4,
         hc_sinkhorn_iters=2,
         hc_eps=1e-6,
+        num_nextn_predict_layers=1,
+        dspark_block_size=BLOCK,
+        dspark_noise_token_id=2,
+        dspark_target_layer_ids=(0,),
+        dspark_markov_rank=32,
+        dspark_n_routed_experts=4,
+        dspark_num_experts_per_tok=2,
         eos_token_id=eos,
     )
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
