@@ -37,7 +37,11 @@ class TokenCounts:
         Returns:
             ([n] ids, [n] counts), in no particular order.
         """
-        counts = self._output + Counter(block) if block else self._output
+        counts: dict[int, int] = self._output
+        if block:
+            counts = dict(counts)
+            for token in block:
+                counts[token] = counts.get(token, 0) + 1
         size = len(counts)
         return np.fromiter(counts.keys(), np.int64, size), np.fromiter(counts.values(), np.int64, size)
 

@@ -1,4 +1,4 @@
-"""Logprobs and ranks against their definitions, masks, and rows from which nothing can be drawn."""
+"""Logprobs and ranks against their definitions, masks, rows from which nothing can be drawn, blocks that fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 from optimized.engine.block import Block
 from optimized.engine.door import Request
 from optimized.engine.sequence import Sequence
+from optimized.engine.structured.matcher import GrammarError
 from optimized.engine.verifier import Drawn, Verifier
+from reference.spec.errors import EngineError
 from reference.spec.outputs import Logprob
 from reference.spec.sampling import SamplingParams
 
@@ -109,3 +111,38 @@ def test_banning_everything_is_an_error() -> None:
 
 def test_no_rows_give_no_tokens() -> None:
     assert draw_tokens(torch.zeros(0, 3, dtype=torch.float64), []) == []
+
+
+class Refusing:
+    """A matcher whose grammar fails on any draft."""
+
+    words = torch.full((1,), -1, dtype=torch.int32)
+
+    def words_through(self, drafts: tuple[int, ...]) -> torch.Tensor:
+        if drafts:
+            raise GrammarError("following its grammar takes too much time")
+        return self.words[None]
+
+
+def test_a_grammar_that_fails_on_drafts_is_an_error_of_its_sequence_alone() -> None:
+    sequences = [sequence(i) for i in range(3)]
+    for one in sequences[1:]:
+        one.matcher = Refusing()  # type: ignore[assignment]
+    blocks = [Block(sequences[0], (2, 1)), Block(sequences[1], (2,)), Block(sequences[2])]
+    verifier = Verifier(3, "raw_logprobs", nextn=2)
+    rows = verifier.prepare(blocks)
+    assert [one.pending_error for one in sequences] == [None, "following its grammar takes too much time", None]
+    logits = torch.tensor([[0.0, 1.0, 2.0]] * 6, dtype=torch.float64)
+    drawn = verifier.launch(logits, rows).collect()
+    assert [[one.token for one in block] for block in drawn] == [[2, 2], [2, 2], [2]]
+
+
+def test_drafts_of_the_ratio_rule_need_the_rows_that_they_were_drawn_from() -> None:
+    verifier = Verifier(3, "raw_logprobs", "ratio", nextn=1)
+    logits = torch.zeros(2, 3, dtype=torch.float64)
+    drawn, greedy = sequence(0, temperature=1.0), sequence(1)
+    for rows in (None, torch.zeros(1, 1, 3, dtype=torch.float64)):
+        with pytest.raises(EngineError, match="without the rows"):
+            verifier.launch(logits, verifier.prepare([Block(drawn, (1,))]), rows)
+        verified = verifier.launch(logits, verifier.prepare([Block(greedy, (0,))]), rows)
+        assert verified.accepted.tolist() == [1]
