@@ -48,8 +48,12 @@ def probe_sizes(most_rows: int) -> list[int]:
 
 
 def measure(time_steps: Callable[[int, int], Sequence[float]], most_rows: int) -> Points:
-    """The median of REPEATS steps of every probe size. time_steps: (rows, repeats) -> milliseconds of each."""
-    return [(rows, statistics.median(time_steps(rows, REPEATS))) for rows in probe_sizes(most_rows)]
+    """The median of REPEATS steps of every probe size. time_steps: (rows, repeats) -> milliseconds of each.
+
+    The last size may be beyond what sequences can fill; a step of all of their rows is padded to it.
+    """
+    sizes = probe_sizes(most_rows)
+    return [(rows, statistics.median(time_steps(min(rows, most_rows), REPEATS))) for rows in sizes]
 
 
 def curve(points: Points, most_rows: int) -> NDArray[np.float64]:
