@@ -268,10 +268,11 @@ class Engine:
         why it cannot go on."""
         sequence, before = block.sequence, len(block.sequence.token_ids)
         for one in drawn:
+            if sequence.finish_reason is not None:
+                break
             error = one.error or sequence.pending_error
             if error is not None:
                 sequence.fail(error)
-            if sequence.finish_reason is not None:
                 break
             sequence.logprobs.append(one.logprobs)
             sequence.cumulative_logprob += one.logprob

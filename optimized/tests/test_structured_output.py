@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from optimized import LLM, RequestOutput, SamplingParams
-from optimized.tests.stub import StubWorker, model_folder, stub_llm
+from optimized.tests.stub import BLOCK, StubWorker, model_folder, stub_llm
 
 pytestmark = pytest.mark.ci
 
@@ -209,6 +209,18 @@ def test_a_dead_end_ends_its_own_request(tmp_path: Path, params: SamplingParams,
     assert message.replace("request 1: ", "") in (bad.outputs[0].error or "")
     assert [one.outputs[0].finish_reason for one in (before, after)] != ["error", "error"]
     model[0]._engine.check_idle()
+
+
+def test_a_text_that_ends_inside_a_block_is_not_at_the_dead_end_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, worker = stub_llm(monkeypatch, model_folder(tmp_path), nextn=BLOCK, **ONE)
+    monkeypatch.setattr(worker, "draft_logits", worker.logits)
+    letter = llm.get_tokenizer().encode("a")[-1]  # type: ignore[union-attr]
+    params = structured("regex", "a{3}", ignore_eos=True, min_tokens=8, stop=["zz"], logit_bias={letter: 100})
+    (output,) = llm.generate([[5]], params, use_tqdm=False)
+    assert output.metrics is not None and output.metrics.num_accepted_drafts == 2
+    assert (output.outputs[0].text, output.outputs[0].finish_reason, output.outputs[0].error) == ("aaa", "stop", None)
 
 
 def test_requests_that_wait_for_grammars_hold_up_nobody_behind_them(model: Model) -> None:
