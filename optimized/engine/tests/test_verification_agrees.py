@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,16 @@ from optimized.engine.block import Block
 from optimized.engine.door import Request
 from optimized.engine.sequence import Sequence
 from optimized.engine.verifier import Drawn, Verifier
+from optimized.ops import registry
+from optimized.ops.verification_lengths import select_lengths, survivals
+from optimized.worker.transfer import no_waits
 from reference import adjustments, logprobs, verification
 from reference.adjustments import Context
 from reference.sampler import Noise
 from reference.spec.errors import RequestError
 from reference.spec.sampling import LogprobsMode, SamplingParams
 from reference.spec.speculation import Verification
-from reference.verification import PENALISED, Proposal, Verdict
+from reference.verification import Proposal, Verdict
 
 pytestmark = pytest.mark.ci
 
@@ -139,9 +143,15 @@ def draft_alike(
 
 
 def verified(
-    rng: np.random.Generator, cases: list[Case], rule: Verification, alpha: float, nextn: int, mode: LogprobsMode
+    rng: np.random.Generator,
+    cases: list[Case],
+    rule: Verification,
+    alpha: float,
+    nextn: int,
+    mode: LogprobsMode,
+    device: str = "cpu",
 ) -> list[list[Drawn]]:
-    """What the verifier commits for all cases at once; its tensors say the same."""
+    """What the verifier commits for all cases at once; its tensors say the same, and no launch waits for a device."""
     order = rng.permutation(len(cases) + 1)
     draft_rows = torch.zeros(len(cases) + 1, nextn, cases[0].logits.shape[1], dtype=torch.float64)
     for place, case in zip(order, cases, strict=False):
@@ -149,7 +159,9 @@ def verified(
             draft_rows[place] = torch.stack(case.rows)
     blocks = [Block(case.sequence, tuple(case.drafts), int(place)) for place, case in zip(order, cases, strict=False)]
     verifier = Verifier(cases[0].logits.shape[1], mode, rule, alpha, nextn)
-    done = verifier.launch(torch.cat([case.logits for case in cases]), verifier.prepare(blocks), draft_rows)
+    logits, rows = torch.cat([case.logits for case in cases]).to(device), draft_rows.to(device)
+    with nullcontext() if device == "cpu" else no_waits():
+        done = verifier.launch(logits, verifier.prepare(blocks), rows)
     drawn = done.collect()
     for case, tokens, accepted, last, position, told in zip(
         cases, done.tokens.tolist(), done.accepted.tolist(), done.last.tolist(), done.last_positions.tolist(), drawn,
@@ -189,7 +201,7 @@ def check(case: Case, drawn: list[Drawn], rule: Verification, alpha: float, mode
     return "stop" if stopped else "rejected" if verdict.accepted < len(case.drafts) else "bonus"
 
 
-@pytest.mark.parametrize("rule, alpha", [("coupled", 1.0), ("ratio", 1.0), ("ratio", PENALISED)])
+@pytest.mark.parametrize("rule, alpha", [("coupled", 1.0), ("ratio", 1.0), ("ratio", 0.6)])
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_blocks_commit_what_the_reference_commits(
     rule: Verification, alpha: float, mode: LogprobsMode, rng: np.random.Generator
@@ -225,3 +237,35 @@ def test_drafts_are_those_of_the_reference(rule: Verification, rng: np.random.Ge
                 if rule == "ratio" and slot == nextn - 1:
                     assert chooser.rows is not None and torch.equal(chooser.rows[a, slot], row)
         assert chooser.rows is None if rule == "coupled" else chooser.rows is not None
+
+
+@pytest.fixture
+def meta(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device without values: whatever reads one on the host, or makes a shape of one, raises."""
+    for (name, backend), found in list(registry.implementations().items()):
+        if backend == "cpu":
+            monkeypatch.setitem(registry._implementations, (name, "meta"), found)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    return "meta"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_nothing_of_a_launch_reads_the_device(
+    rule: Verification, mode: LogprobsMode, meta: str, rng: np.random.Generator
+) -> None:
+    for nextn in (0, 1, 5):
+        cases = [random_case(rng, 33, 30, rule, nextn) for _ in range(20)]
+        verifier = Verifier(30, mode, rule, nextn=nextn)
+        rows = verifier.prepare([Block(case.sequence, tuple(case.drafts), place) for place, case in enumerate(cases)])
+        total = sum(len(case.logits) for case in cases)
+        logits = torch.empty(total, 33, dtype=torch.float64, device=meta)
+        draft_rows = torch.empty(len(cases), nextn, 33, dtype=torch.float64, device=meta)
+        done = verifier.launch(logits, rows, draft_rows)
+        assert done.tokens.shape == (20, 1 + nextn) and done.tokens.device.type == meta
+        assert done.accepted.shape == done.last.shape == done.last_positions.shape == (20,)
+        choose = verifier.chooser([case.sequence for case in cases], done.last_positions + 1)
+        chosen = [choose(logits[:20], slot) for slot in range(6)]
+        assert {tokens.shape for tokens in chosen} == {(20,)}
+        survival = survivals(torch.empty(20, 5, device=meta), torch.empty(5, dtype=torch.float64, device=meta))
+        assert select_lengths(survival, done.accepted, 7).shape == (20,)
