@@ -30,15 +30,11 @@ def round_to_bf16(x: Tensor) -> Tensor:
         return x.to(torch.bfloat16).to(x.dtype)
     bits = x.view(torch.int64)
     half = (1 << (_BF16_DROPPED_BITS - 1)) - 1
-    odd = (bits >> _BF16_DROPPED_BITS) & 1
-    rounded = ((bits + half + odd) >> _BF16_DROPPED_BITS) << _BF16_DROPPED_BITS
-    normal = rounded.view(torch.float64)
-    subnormal = torch.round(x / _BF16_QUANTUM) * _BF16_QUANTUM
-    result = torch.where(x.abs() < _BF16_TINY, subnormal, normal)
-    result = torch.where(
-        result.abs() > torch.finfo(torch.bfloat16).max, torch.copysign(x.new_tensor(torch.inf), x), result
-    )
-    return torch.where(torch.isfinite(x), result, x)
+    odd = (bits >> _BF16_DROPPED_BITS).bitwise_and_(1)
+    rounded = odd.add_(bits).add_(half).bitwise_and_(-1 << _BF16_DROPPED_BITS).view(torch.float64)
+    normal = rounded.to(torch.bfloat16).to(torch.float64)  # what is above the range becomes infinite
+    subnormal = (x / _BF16_QUANTUM).round_().mul_(_BF16_QUANTUM)
+    return torch.where(x.abs() < _BF16_TINY, subnormal, normal)
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -71,7 +71,8 @@ def moe(x: Tensor, routing: Routing, weights: Weights, config: ModelConfig, nume
             total = total + torch.where(chosen[:, e : e + 1], y, 0)  # [R, D]
         else:
             mine = chosen[:, e].nonzero().squeeze(-1)  # [r]
-            y = expert(rows[mine], weight[mine, e : e + 1], expert_weights, config, numerics)  # [r, D]
-            total = total.index_add(0, mine, y)  # [R, D]
+            if len(mine):
+                y = expert(rows[mine], weight[mine, e : e + 1], expert_weights, config, numerics)  # [r, D]
+                total = total.index_add(0, mine, y)  # [R, D]
     total = total + expert(rows, None, weights.at("shared_experts"), config, numerics)  # [R, D]
     return numerics.bf16(total).view(x.shape)  # [..., D]
