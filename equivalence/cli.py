@@ -1,6 +1,6 @@
 """The command line: list, run, replay, mutations; knows the registry and the runner, no check by name.
 
-Exit status: 0 everything agrees; 1 something differs, nothing ran, or a mutation escaped; 2 wrong usage.
+Exit status: 0 everything agrees; 1 something differs, nothing ran, or a mutation escaped; 2 wrong usage; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ def main(argv: Sequence[str]) -> int:
     except SetupError as error:
         _complain(str(error))
         return 1
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
 
 
 def list_checks(arguments: argparse.Namespace) -> int:
@@ -48,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     checks = registry.find(arguments.checks, options.backend)
     if arguments.report:
         _check_writable(arguments.report)
-    results = [run_check(check, options, _show_case) for check in checks]
+    results = [run_check(check, options, _show_case, jobs=arguments.jobs) for check in checks]
     if arguments.report:
         from equivalence import report
 
@@ -131,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--report", type=Path, metavar="F.json", help="write JSON here and Markdown beside it")
     running.add_argument(
         "--only", action="append", metavar="NAME", help="only cases whose name begins or matches so (repeatable)"
+    )
+    running.add_argument(
+        "--jobs", type=_positive, default=1, metavar="N", help="how many processes run cases (default 1)"
     )
     running.add_argument("--fail-fast", action="store_true", help="stop at the first case that differs")
     running.set_defaults(command=run)

@@ -22,6 +22,9 @@ class CheckModule(Protocol):
     def run(self, case: Case, options: Options) -> Findings:
         """Run one case."""
 
+    def shrink(self, case: Case, options: Options) -> Case:
+        """A smaller case that differs alike, which the replay is of; the case itself where there is none."""
+
 
 @dataclass(frozen=True)
 class Check:

@@ -1,14 +1,16 @@
-"""Runs the cases of a check one after another and gathers what they found; knows no check and prints nothing."""
+"""Runs the cases of a check and gathers what they found, in their order; knows no check and prints nothing."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from equivalence import ledger, replays
+from equivalence import ledger, processes, replays
 from equivalence.cases import Case, Options
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
@@ -67,34 +69,57 @@ def run_check(
     options: Options,
     report: Callable[[CaseResult], None] = lambda result: None,
     replay_folder: Path = replays.FOLDER,
+    jobs: int = 1,
 ) -> CheckResult:
-    """Run every selected case. report: called after each; replay_folder: where a differing case leaves its file."""
+    """Run every selected case.
+
+    report: called after each, in the order of the cases; replay_folder: where a differing case leaves its file;
+    jobs: how many processes run cases; with 1 it is this one.
+    """
     outcome = CheckResult(check.name, options)
     begin = time.perf_counter()
-    module = check.load()
     try:
-        cases = module.cases(options)
+        cases = [case for case in check.load().cases(options) if options.selects(case.name)]
+        with closing(_results(check, options, cases, replay_folder, jobs)) as results:
+            for result in results:
+                outcome.results.append(result)
+                report(result)
+                if options.fail_fast and result.findings.differences:
+                    break
     except SetupError as error:
         outcome.setup_error = str(error)
-        return outcome
-    for case in cases:
-        if not options.selects(case.name):
-            continue
-        result = run_case(module, case, options)
-        if result.findings.differences:
-            result.replay = replays.write(_smaller(module, case, options), options, replay_folder)
-        outcome.results.append(result)
-        report(result)
-        if options.fail_fast and result.findings.differences:
-            break
     outcome.seconds = time.perf_counter() - begin
     return outcome
 
 
-def _smaller(module: CheckModule, case: Case, options: Options) -> Case:
-    """A smaller case that fails alike, from checks that know how to make one."""
-    shrink = getattr(module, "shrink", None)
-    return case if shrink is None else shrink(case, options)
+def _results(
+    check: Check, options: Options, cases: list[Case], replay_folder: Path, jobs: int
+) -> Generator[CaseResult, None, None]:
+    prepare = partial(_prepare, check, options, replay_folder)
+    if jobs == 1:
+        yield from map(prepare(), cases)
+    else:
+        yield from processes.in_order(prepare, cases, jobs, partial(_died, options, replay_folder))
+
+
+def _prepare(check: Check, options: Options, replay_folder: Path) -> Callable[[Case], CaseResult]:
+    """What runs a case and, where it differs, leaves the replay of a smaller one."""
+    module = check.load()
+
+    def run(case: Case) -> CaseResult:
+        result = run_case(module, case, options)
+        if result.findings.differences:
+            result.replay = replays.write(module.shrink(case, options), options, replay_folder)
+        return result
+
+    return run
+
+
+def _died(options: Options, replay_folder: Path, case: Case, how: str) -> CaseResult:
+    """The result of a case that took its process with it: no smaller case is looked for."""
+    findings = Findings()
+    findings.differ(case.name, "died", f"the process that ran this case {how}")
+    return CaseResult(case, findings, 0.0, replays.write(case, options, replay_folder))
 
 
 def run_case(module: CheckModule, case: Case, options: Options) -> CaseResult:
