@@ -21,8 +21,8 @@ Circumstance = dict[str, Any]
 
 CHUNKS = (1, 3, 5, 16, 31, 128)
 
-MOST_STEPS = 70
-"""Prefill steps of a case, but for one in sixteen."""
+MOST_STEPS = 24
+"""Prefill steps of a case, but for one in thirty-two; form `lengths` has them all."""
 
 WIDE = 1024
 """A step budget that holds every prompt in one piece."""
@@ -43,7 +43,7 @@ def lag_and_poison(rng: random.Random) -> dict[str, bool]:
 
 
 def _chunked(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
-    size = _chunk(rng, len(probe["prompt"]))
+    size = _chunk(rng, probe)
     drawn["engine"] |= {
         "max_num_batched_tokens": size,
         "max_num_seqs": rng.choice([n for n in (1, 3, 16) if n <= size]),
@@ -52,15 +52,15 @@ def _chunked(drawn: Circumstance, rng: random.Random, model: Model, probe: Reque
 
 def _companions(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
     most = rng.choice((3, 16))
-    others = probes.draw_companions(rng, model.vocabulary, rng.choice((2, 5, 9)), 60, 14)
+    others = probes.draw_companions(rng, model.vocabulary, rng.choice((2, 5, 9)), 60, 8)
     place = rng.randint(0, len(others))
     drawn |= {"before": others[:place], "after": others[place:]}
     drawn["engine"] |= {"max_num_seqs": most, "max_num_batched_tokens": rng.choice((16, 31, 128, WIDE))}
 
 
 def _one_by_one(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
-    drawn["before"] = probes.draw_companions(rng, model.vocabulary, 3, 40, 6)
-    drawn["engine"] |= {"max_num_seqs": 1, "max_num_batched_tokens": _chunk(rng, len(probe["prompt"]))}
+    drawn["before"] = probes.draw_companions(rng, model.vocabulary, 3, 40, 4)
+    drawn["engine"] |= {"max_num_seqs": 1, "max_num_batched_tokens": _chunk(rng, *drawn["before"], probe)}
 
 
 def _padded(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
@@ -87,42 +87,45 @@ def _twins(drawn: Circumstance, rng: random.Random, model: Model, probe: Request
 
 def _reused(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
     """Slots and pages that earlier requests of any length have written."""
-    drawn["earlier"] = probes.draw_companions(rng, model.vocabulary, 4, 200, 6)
-    drawn["engine"] |= {"max_num_seqs": 3, "max_num_batched_tokens": _chunk(rng, len(probe["prompt"]), least=3)}
+    drawn["earlier"] = probes.draw_companions(rng, model.vocabulary, 4, 100, 4)
+    drawn["engine"] |= {"max_num_seqs": 3, "max_num_batched_tokens": _chunk(rng, *drawn["earlier"], probe, least=3)}
 
 
 def _preempted(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
     """Two older requests that grow until the probe must give its pages back.
 
-    The pool holds what the three need to start and the one spare page for each other that the scheduler asks for; each
-    grows by two pages.
+    The pool holds what the three need to start and two or three spare pages; together they grow by one page more. The
+    older ones still run when the probe, whose prompt takes steps, has grown as far as they.
     """
     size = math.lcm(*model.ratios)
     size *= rng.choice((1, 2)) if size < 4 else 1
-    probe["params"]["max_tokens"] = 2 * size + rng.randint(2, 6)
+    spare = rng.choice((2, 2, 3))
+    rows = _chunk(rng, probe, least=16)
     elders = probes.draw_companions(rng, model.vocabulary, 2, 8, 1)
+    for request in (probe, *elders):
+        request["params"]["max_tokens"] = (spare - 1) * size + rng.randint(2, 6)
     for elder in elders:
-        elder["params"]["max_tokens"] = 3 * size + rng.randint(2, 6)
+        elder["params"]["max_tokens"] += -(-len(probe["prompt"]) // rows)
     young = sum(-(-(len(each["prompt"]) + 1) // size) for each in (*elders, probe))
     drawn["before"] = elders
     drawn["engine"] |= {
         "page_size": size,
-        "num_pages": 1 + young + 2 + rng.choice((0, 0, 1)),
+        "num_pages": 1 + young + spare,
         "max_num_seqs": 4,
-        "max_num_batched_tokens": rng.choice((16, 31, WIDE)),
+        "max_num_batched_tokens": rows,
     }
 
 
 def _resumed(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
     """Part of its output is given as prompt: rows of decode steps come from prefill, whole or in chunks."""
     drawn |= {"form": "resumed", "cut": rng.randrange(probe["params"]["max_tokens"])}
-    drawn["engine"] |= {"max_num_seqs": 1, "max_num_batched_tokens": _chunk(rng, len(probe["prompt"]))}
+    drawn["engine"] |= {"max_num_seqs": 1, "max_num_batched_tokens": _chunk(rng, probe)}
 
 
 def _scored(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
     """The whole sequence is a prompt whose logprobs are asked for: every decode row comes from prefill."""
     drawn |= {"form": "scored", "before": probes.draw_companions(rng, model.vocabulary, 2, 30, 4)}
-    drawn["engine"] |= {"max_num_seqs": 3, "max_num_batched_tokens": _chunk(rng, len(probe["prompt"]), least=3)}
+    drawn["engine"] |= {"max_num_seqs": 3, "max_num_batched_tokens": _chunk(rng, probe, least=3)}
 
 
 def _by_hand(drawn: Circumstance, rng: random.Random, model: Model, probe: Request) -> None:
@@ -147,8 +150,8 @@ KINDS: dict[str, Callable[[Circumstance, random.Random, Model, Request], None]] 
 }
 
 
-def _chunk(rng: random.Random, length: int, least: int = 1) -> int:
-    """A chunk size that computes the prompt in a bearable number of steps."""
+def _chunk(rng: random.Random, *requests: Request, least: int = 1) -> int:
+    """A chunk size that computes the prompts one after another in a bearable number of steps."""
     sizes = [size for size in CHUNKS if size >= least]
-    bearable = [size for size in sizes if length <= size * MOST_STEPS]
-    return rng.choice(sizes if rng.random() < 1 / 16 else bearable)
+    bearable = [size for size in sizes if sum(-(-len(each["prompt"]) // size) for each in requests) <= MOST_STEPS]
+    return rng.choice(bearable if bearable and rng.random() < 31 / 32 else sizes)

@@ -12,7 +12,7 @@ from reference.spec.engram import table_primes
 
 
 def random_config(seed: int) -> ModelConfig:
-    """A configuration of 4 to 8 layers: a function of the seed.
+    """A configuration of 1 to 8 layers: a function of the seed.
 
     One to three KV sources of falling ratio (4, 3, 2, 1), reuse and reindex layers after them, candidates in most,
     Engram in most, quantised or not, with or without YaRN.
@@ -61,7 +61,7 @@ def random_config(seed: int) -> ModelConfig:
         "candidate_topk_blocks": -(-(topk + block - 1) // block) + rng.choice((0, 1, 2)),
         "candidate_block_size": block,
         "hc_mult": rng.choice((2, 4)),
-        "hc_sinkhorn_iters": 20,
+        "hc_sinkhorn_iters": rng.choice((2, 3, 20)),
         "hc_eps": 1e-6,
         "engram_layer_ids": engram_layers,
         "engram_num_embeddings": [sum(map(sum, sizes)) for sizes in primes],
@@ -86,14 +86,14 @@ def random_config(seed: int) -> ModelConfig:
 
 
 def _layers(rng: random.Random) -> tuple[list[int], list[int], list[int]]:
-    ratios = [0] * rng.choice((0, 1, 1, 2))
+    ratios = [0] * rng.choice((0, 1, 1))
     kv_sources: list[int] = []
     index_sources: list[int] = []
     sections = sorted(rng.sample((4, 3, 2, 1), rng.choice((1, 2, 3))), reverse=True)
     for ratio in sections:
         source = len(ratios)
         kv_sources.append(source)
-        length = rng.choice((1, 2, 3))
+        length = rng.choice((1, 2, 3) if ratio == sections[-1] else (1, 1, 2))
         ratios += [ratio] * length
         index_sources += [source, *(source + k for k in range(1, length) if rng.random() < 0.5)]
     return ratios, kv_sources, index_sources

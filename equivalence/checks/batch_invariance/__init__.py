@@ -54,7 +54,7 @@ def one_case(seed: int, number: int) -> Case:
     length = probes.prompt_length(rng, model.limits)
     if model.name == "released":
         length = 530 if kind == "chunked" and group % 480 == 6 else min(length, 140)  # a forward pass takes a minute
-    tokens = rng.randint(3, 10)
+    tokens = rng.randint(3, 6)
     probe = probes.draw_request(rng, model.vocabulary, length, 3 if model.name == "released" else tokens)
     rng = random.Random(derived_seed("circumstance", seed, number))
     around = circumstances.draw(kind, rng, model, probe)

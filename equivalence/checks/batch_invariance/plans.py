@@ -167,7 +167,7 @@ def _again(stage: Stage, tokens: list[int], others: list[list[int]], rng: random
     """Logits [V] after the last token, computed from nothing among companions that come and go."""
     rng.shuffle(stage.free_slots)
     rng.shuffle(stage.free_pages)
-    tenant, size = stage.admit(tokens), rng.choice([size for size in CHUNKS if size * 30 >= len(tokens)])
+    tenant, size = stage.admit(tokens), rng.choice([size for size in CHUNKS if size * 16 >= len(tokens)])
     beside: list[Tenant] = []
     logits = torch.empty(0)
     while tenant.computed < len(tokens):

@@ -92,8 +92,8 @@ def _compare_modes(findings: Findings, voices: Voices, params: dict[str, Any], b
     for number, (request, got) in enumerate(zip(params["requests"], compact, strict=True)):
         whole = "prompt_logprobs" in request["params"]
         start = 0 if whole else max(0, len(request["prompt"]) - params["keep"])
-        guesses = [completion.token_ids for completion in got.outputs]
-        want = batches.expected(voices.model, voices.tokenizer, request, guesses, MAX_MODEL_LEN, start)
+        runner = batches.OnePass(voices.model, batches.whole_sequences(request, got), start)
+        want = batches.expected(runner, voices.tokenizer, request, MAX_MODEL_LEN, start)
         outputs.compare(findings, f"request {number}, reference from {start}", got, want)
     if params["engine"].get("num_pages") and not any(got.metrics.num_preemptions for got in compact if got.metrics):
         findings.skip("preemption", "no request was preempted")
@@ -121,11 +121,11 @@ def _company(rng: random.Random, model: Model, alone: bool) -> dict[str, Any]:
     longest[0] = rng.randint(model.least_keep + 1, probes.LONGEST)
     if model.name == "released":
         longest = [min(length, 150) for length in longest]
-    requests = [probes.draw_request(rng, model.vocabulary, length, rng.randint(2, 10)) for length in longest]
+    requests = [probes.draw_request(rng, model.vocabulary, length, rng.randint(2, 5)) for length in longest]
     if rng.random() < 0.3:
         requests[-1]["params"]["prompt_logprobs"] = 1
     most = rng.choice((1, 2) if alone else (3, 16))
-    sizes = [size for size in circumstances.CHUNKS if size >= most and max(longest) <= 60 * size]
+    sizes = [size for size in circumstances.CHUNKS if size >= most and sum(longest) <= 24 * size]
     size = rng.choice((*sizes, circumstances.WIDE))
     engine = {"max_num_seqs": most, "max_num_batched_tokens": size, "page_size": rng.choice((12, 24, 96))}
     return {"engine": engine, "requests": requests}
