@@ -1,7 +1,7 @@
-"""Random batches of requests with every sampling option, and what the reference generates for them.
+"""Random batches of requests with every sampling option, and what engine and reference generate for them.
 
-Knows sampling parameters and the reference; knows nothing of the engine but what it returned. A batch is JSON, so that
-a replay holds it.
+Knows sampling parameters, the reference and the engine's public call; compares nothing. A batch is JSON, so that a
+replay holds it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimized import LLM
 from reference.generate import Detokenizer, LanguageModel, generate
 from reference.model import ReferenceModel
 from reference.spec import ModelConfig, RequestOutput, SamplingParams
@@ -65,6 +66,12 @@ def _request(rng: random.Random, vocab_size: int, longest: int, most_tokens: int
         biased = rng.sample(range(vocab_size), 3)
         params["logit_bias"] = {str(token): rng.choice((-100.0, 1.5, 20.0)) for token in biased}
     return {"prompt": [rng.randrange(vocab_size) for _ in range(length)], "params": params}
+
+
+def ask(llm: LLM, requests: Sequence[Request]) -> list[RequestOutput]:
+    """What the engine generates for requests of one call."""
+    prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
+    return llm.generate(prompts, [SamplingParams(**request["params"]) for request in requests], use_tqdm=False)
 
 
 class OnePass:

@@ -141,7 +141,6 @@ KINDS: dict[str, Callable[[Circumstance, random.Random, Model, Request], None]] 
     "plans": _by_hand,
     "resumed": _resumed,
     "reused": _reused,
-    "chunked_again": _chunked,
     "padded": _padded,
     "one_by_one": _one_by_one,
     "twins": _twins,

@@ -42,13 +42,25 @@ class Model:
 
 
 def draw_model(seed: int, number: int) -> Model:
-    """Model `number` of a seed: every eighth the bundled one, every 48th with the released ratios, else random."""
+    """Model `number` of a seed: every 24th the bundled one, every 96th with the released ratios, else random."""
     drawn = derived_seed("model", seed, number)
-    if number % 8 == 3:
+    if number % 24 == 3:
         return Model("tiny", ModelConfig.from_file(Path(tiny.__file__).parent / "config.json"), None)
-    if number % 48 == 6:
+    if number % 96 == 6:
         return Model("released", released_ratios(), drawn)
     return Model("random", next(layered_configs(drawn)), drawn)
+
+
+def draw_swept_model(seed: int, number: int) -> Model:
+    """Model `number` of those that see every length: the third of 27 has the released ratios, the others are random.
+
+    Of the random ones, every other one has sources of ratio 2 and of ratio 1.
+    """
+    drawn = derived_seed("swept", seed, number)
+    if number % 27 == 2:
+        return Model("released", released_ratios(), drawn)
+    models = (Model("random", config, drawn) for config in layered_configs(drawn))
+    return next(model for model in models if number % 2 or {1, 2} <= set(model.ratios))
 
 
 def layered_configs(seed: int) -> Iterator[ModelConfig]:

@@ -1,8 +1,9 @@
 """Check `batch_invariance`: what a probe request gives does not depend on anything but the request.
 
 A case puts one probe in one circumstance (chunks, companions, preemption, reused slots, prefill instead of decode, …)
-and compares ids, logprob bits, ranks and text with the probe alone in one piece. Knows how cases are named and which
-form each takes; what a circumstance is stands in `equivalence.generators.circumstances`.
+and compares ids, logprob bits, ranks and text with the probe alone in one piece; one in twelve takes a span of prompt
+lengths in chunks of one size. Knows how cases are named and which form each takes; what a circumstance is stands in
+`equivalence.generators.circumstances`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,23 @@ from typing import Any, cast
 
 from equivalence import outputs
 from equivalence.cases import Case, Options, derived_seed
-from equivalence.checks.batch_invariance import plans
+from equivalence.checks.batch_invariance import lengths, plans
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
-from equivalence.generators import checkpoints, circumstances, probes
+from equivalence.generators import batches, checkpoints, circumstances, probes
 from equivalence.generators.batches import Request
 from equivalence.shrinking import differs
-from optimized import LLM, SamplingParams
+from optimized import LLM
 from reference.spec import RequestOutput
 
 DEFAULT_CASES = 48
 
 MAX_MODEL_LEN = 512
+
+KINDS = (*circumstances.KINDS, "lengths")
+
+SPANS = tuple(range(first, first + 60) for first in range(1, probes.LONGEST, 60))
+"""Prompt lengths of a case of kind `lengths`."""
 
 ALONE = {
     "page_size": 96,
@@ -40,20 +46,21 @@ ALONE = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """`options.cases` cases: every kind of circumstance in turn, for one probe after another."""
+    """`options.cases` cases: every kind of circumstance in turn, for one probe after another, and spans of lengths."""
     count = DEFAULT_CASES if options.cases is None else options.cases
     return (one_case(options.seed, number) for number in range(count))
 
 
 def one_case(seed: int, number: int) -> Case:
-    """Case `number` of a seed: a probe has one case of every kind."""
-    kinds = tuple(circumstances.KINDS)
-    group, kind = number // len(kinds), kinds[number % len(kinds)]
+    """Case `number` of a seed: a probe has one case of every circumstance."""
+    group, kind = number // len(KINDS), KINDS[number % len(KINDS)]
+    if kind == "lengths":
+        return _lengths_case(seed, number, group)
     model = probes.draw_model(seed, group)
     rng = random.Random(derived_seed("probe", seed, group))
     length = probes.prompt_length(rng, model.limits)
     if model.name == "released":
-        length = 530 if kind == "chunked" and group % 480 == 6 else min(length, 140)  # a forward pass takes a minute
+        length = 530 if kind == "chunked" and group % 384 == 6 else min(length, 140)  # rows of this model are costly
     tokens = rng.randint(3, 6)
     probe = probes.draw_request(rng, model.vocabulary, length, 3 if model.name == "released" else tokens)
     rng = random.Random(derived_seed("circumstance", seed, number))
@@ -63,10 +70,23 @@ def one_case(seed: int, number: int) -> Case:
     return Case("batch_invariance", f"{number:05d}-{model.name}-{kind}", {**model.params, "probe": probe, **around})
 
 
+def _lengths_case(seed: int, number: int, place: int) -> Case:
+    """Of the cases that see every length, the one at that place: models in turn have one for each span and chunk."""
+    sweep, part = divmod(place, len(SPANS) * len(circumstances.CHUNKS))
+    span, chunk = divmod(part, len(circumstances.CHUNKS))
+    model = probes.draw_swept_model(seed, sweep)
+    rng = random.Random(derived_seed("swept tokens", seed, sweep))
+    tokens = [rng.randrange(model.vocabulary) for _ in range(probes.LONGEST + lengths.DECODED)]
+    params: dict[str, Any] = {"tokens": tokens, "chunk": circumstances.CHUNKS[chunk], "lengths": list(SPANS[span])}
+    return Case("batch_invariance", f"{number:05d}-{model.name}-lengths", {"form": "lengths", **model.params, **params})
+
+
 def run(case: Case, options: Options) -> Findings:
     """Compute the probe in its circumstance and alone. Raises SetupError for a form of case that it does not know."""
     params = cast("dict[str, Any]", case.params)
     voices = checkpoints.of_case(params)
+    if params["form"] == "lengths":
+        return lengths.run(voices, params["tokens"], params["chunk"], params["lengths"], options.backend)
     probe = cast(Request, params["probe"])
     if params["form"] == "plans":
         return plans.run(voices, probe, params["after"], params["draw"], options.backend)
@@ -77,7 +97,7 @@ def run(case: Case, options: Options) -> Findings:
     findings = Findings()
     llm = LLM(str(voices.folder), **{**ALONE, "device": options.backend, **params["engine"]})
     if params["earlier"]:
-        _generate(llm, params["earlier"])
+        batches.ask(llm, params["earlier"])
     if params["form"] == "whole":
         got = _probe_among(llm, params, probe)
         outputs.compare(findings, "probe", got, want)
@@ -93,8 +113,10 @@ def run(case: Case, options: Options) -> Findings:
 
 
 def shrink(case: Case, options: Options) -> Case:
-    """The same circumstance with as few companions as still make a difference."""
+    """The same circumstance with as few companions, or half of the lengths, as still make a difference."""
     params = dict(cast("dict[str, Any]", case.params))
+    if params["form"] == "lengths":
+        return _fewer_lengths(case, options)
     for name in ("earlier", "before", "after"):
         for place in reversed(range(len(params[name]))):
             fewer = {**params, name: params[name][:place] + params[name][place + 1 :]}
@@ -103,23 +125,30 @@ def shrink(case: Case, options: Options) -> Case:
     return Case(case.check, case.name, params)
 
 
+def _fewer_lengths(case: Case, options: Options) -> Case:
+    """As few lengths as halving finds."""
+    tried = cast("list[int]", case.params["lengths"])
+    for half in (tried[: len(tried) // 2], tried[len(tried) // 2 :]):
+        fewer = Case(case.check, case.name, {**case.params, "lengths": cast("Any", half)})
+        if 0 < len(half) < len(tried) and differs(run, fewer, options):
+            return _fewer_lengths(fewer, options)
+    return case
+
+
 @functools.lru_cache(maxsize=4)
 def _alone(stored: str, probe: str, backend: str) -> RequestOutput:
     """The probe alone, in one piece, in an engine that has run nothing else."""
     request = json.loads(probe)
     length = len(request["prompt"]) + request["params"]["max_tokens"]
     options = {**ALONE, "max_model_len": max(MAX_MODEL_LEN, length + 1)}
-    return _generate(LLM(str(checkpoints.of_case(json.loads(stored)).folder), device=backend, **options), [request])[0]
-
-
-def _generate(llm: LLM, requests: list[Request]) -> list[RequestOutput]:
-    prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
-    return llm.generate(prompts, [SamplingParams(**request["params"]) for request in requests], use_tqdm=False)
+    return batches.ask(LLM(str(checkpoints.of_case(json.loads(stored)).folder), device=backend, **options), [request])[
+        0
+    ]
 
 
 def _probe_among(llm: LLM, params: dict[str, Any], probe: Request) -> RequestOutput:
     before, after = params["before"], params["after"]
-    return _generate(llm, [*before, probe, *after])[len(before)]
+    return batches.ask(llm, [*before, probe, *after])[len(before)]
 
 
 def _compare_resumed(findings: Findings, llm: LLM, params: dict[str, Any], probe: Request, want: RequestOutput) -> None:

@@ -20,6 +20,7 @@ from equivalence.findings import Findings
 from equivalence.generators.batches import Request
 from equivalence.generators.checkpoints import Voices
 from optimized.config import EngineConfig
+from optimized.model.caches import Caches
 from optimized.worker.worker import Worker
 
 NUM_SLOTS = 8
@@ -123,15 +124,25 @@ class Stage:
         self.free_slots.append(tenant.slot)
         self.free_pages += tenant.pages
 
-    def step(self, kind: str, tenants: list[Tenant], counts: list[int]) -> Tensor:
-        """Compute rows; logits [R, V] after the last row of each tenant. All that nobody owns is poisoned before."""
+    @property
+    def caches(self) -> Caches:
+        """What the worker's slots and pages lie in."""
+        return self._worker._runner._caches
+
+    def step(self, kind: str, tenants: list[Tenant], counts: list[int], all_rows: bool = False) -> Tensor:
+        """Compute rows; logits [R, V] after the last row of each tenant, or [N, V] after every row of a single one.
+
+        All that nobody owns is poisoned before.
+        """
         for tenant, count in zip(tenants, counts, strict=True):
             missing = -(-(tenant.computed + count) // PAGE_SIZE) - len(tenant.pages)
             tenant.pages += [self.free_pages.pop() for _ in range(missing)]
         used = [page for tenant in self.tenants for page in tenant.pages]
         slots = [tenant.slot for tenant in self.tenants]
         self._worker.poison(np.array(slots, dtype=np.int64), np.array(used, dtype=np.int64))
-        logits = self._worker.execute(make_plan(kind, tenants, counts))  # type: ignore[arg-type]
+        before = np.arange(counts[0] - 1, dtype=np.int64) if all_rows else None
+        logits = self._worker.execute(make_plan(kind, tenants, counts), before)  # type: ignore[arg-type]
+        logits = logits.roll(-1, 0) if all_rows else logits  # the last row's came first
         for tenant, count in zip(tenants, counts, strict=True):
             tenant.computed += count
             tenant.fresh = False

@@ -16,7 +16,7 @@ from equivalence.findings import Findings
 from equivalence.generators import batches, checkpoints
 from equivalence.generators.configs import random_config
 from equivalence.shrinking import differs
-from optimized import LLM, SamplingParams
+from optimized import LLM
 
 MAX_MODEL_LEN = 256
 
@@ -66,9 +66,7 @@ def run(case: Case, options: Options) -> Findings:
     voices = checkpoints.of_case(params)
     requests: Sequence[batches.Request] = params["requests"]
     llm = LLM(str(voices.folder), device=options.backend, max_model_len=MAX_MODEL_LEN, **params["engine"])
-    prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
-    sampling = [SamplingParams(**request["params"]) for request in requests]
-    made = llm.generate(prompts, sampling, use_tqdm=False)
+    made = batches.ask(llm, requests)
     sequences = itertools.chain.from_iterable(map(batches.whole_sequences, requests, made))
     runner = voices.model if params["plain"] else batches.OnePass(voices.model, sequences)
     findings = Findings()
