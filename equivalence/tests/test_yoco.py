@@ -11,6 +11,7 @@ import torch
 from equivalence.cases import Options
 from equivalence.checks import yoco
 from equivalence.checks.yoco import cost, metadata
+from equivalence.errors import SetupError
 from equivalence.findings import Findings
 from equivalence.generators import checkpoints
 
@@ -38,9 +39,13 @@ def test_figures_are_printed() -> None:
     findings = cost.run(checkpoints.bundled())
     assert findings.differences == []
     assert [figure.split(":")[0] for figure in findings.figures] == [
-        "keep 70 of 320, window 64",
-        "keep 256 of 320, window 64",
+        "keep 70 of 640, window 64",
+        "keep 140 of 640, window 64",
+        "keep 256 of 640, window 64",
+        "keep 512 of 640, window 64",
     ]
+    with pytest.raises(SetupError, match="must have"):
+        cost.run(checkpoints.bundled(), "short")
 
 
 def test_a_case_is_whole_in_its_parameters() -> None:

@@ -6,48 +6,62 @@ that the engine gives its bits. Knows the reference's forward pass.
 
 from __future__ import annotations
 
-import difflib
-import heapq
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from equivalence.errors import SetupError
 from equivalence.findings import Findings
 from equivalence.generators.checkpoints import Voices
+from reference import tiny
 
 RELEASED_WINDOW = 128
 
 RELEASED_KEEPS = (140, 512)
-"""Keeps of the released model; scaled by the windows for another."""
+"""Keeps of the released model. For another they are taken as they are, and scaled by the windows."""
 
-LENGTH, ROWS = 320, 32
-"""Of each text, the rows from the end of a prompt of LENGTH ids on are compared."""
+LENGTH, ROWS = 640, 32
+"""A prompt of LENGTH ids; its last row and the ROWS - 1 after it are compared."""
 
-TEXTS = (heapq.__about__, difflib.SequenceMatcher.__doc__)
-"""English of the standard library; the bundled model was trained on its like."""
+MOST_TEXTS = 2
+
+TEXT = Path(tiny.__file__).parent / "README.md"
+"""English of the project itself, which the bundled model has never seen."""
 
 
-def run(voices: Voices) -> Findings:
-    """Print the figures; a keep of all that the last row reads must cost nothing."""
+def run(voices: Voices, text: str = "") -> Findings:
+    """Print the figures; a keep of all that the last row reads must cost nothing.
+
+    text: what prompts are cut from, one after another; TEXT without. Raises SetupError where it is too short for one.
+    """
     findings, config, model = Findings(), voices.model.config, voices.model
     depth, window = config.num_hidden_layers - config.decoder_start, config.sliding_window
-    keeps = [keep * window // RELEASED_WINDOW for keep in RELEASED_KEEPS]
+    ids = voices.tokenizer.encode(text or TEXT.read_text(encoding="utf-8"), add_special_tokens=False).ids
+    size = LENGTH + ROWS - 1
+    if len(ids) < size:
+        raise SetupError(f"the text for the figures has {len(ids)} ids and must have {size}")
+    texts = torch.tensor(ids[: min(MOST_TEXTS, len(ids) // size) * size]).view(-1, size)  # [B, T]
+
+    def rows(keep: int) -> Tensor:
+        """Logits of the rows that are compared."""
+        made = [model.forward(text, replay_start=LENGTH - keep)[LENGTH - 1 :] for text in texts]
+        return torch.cat(made)  # [rows, V]
+
     with torch.no_grad():
-        ids = [voices.tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
-        texts = [torch.tensor(text[: LENGTH + ROWS - 1]) for text in ids]
-        exact = [model.forward(text)[LENGTH - 1 :] for text in texts]
-        for keep in keeps:
-            starts = max(0, LENGTH - keep)
-            replayed = [model.forward(text, replay_start=starts)[LENGTH - 1 :] for text in texts]
-            pairs = list(zip(exact, replayed, strict=True))
-            divergence = torch.cat([kl(p, q) for p, q in pairs])  # [rows]
-            agreed = torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in pairs])  # [rows]
+        exact = rows(LENGTH)  # [rows, V]
+        for keep in sorted({*RELEASED_KEEPS, *(keep * window // RELEASED_WINDOW for keep in RELEASED_KEEPS)}):
+            replayed = rows(keep)  # [rows, V]
+            divergence = kl(exact, replayed)  # [rows]
+            agreed = (exact.argmax(-1) == replayed.argmax(-1)).double()  # [rows]
+            whole = keep > depth * (window - 1)
             findings.figures.append(
                 f"keep {keep} of {LENGTH}, window {window}: KL mean {float(divergence.mean()):.3g} nat, largest "
-                f"{float(divergence.max()):.3g}, top-1 agreement {100 * float(agreed.double().mean()):.1f} %"
+                f"{float(divergence.max()):.3g}, top-1 agreement {100 * float(agreed.mean()):.1f} %, {len(agreed)} rows"
+                f"{', all that they read' if whole else ''}"
             )
-            if keep > depth * (window - 1):
-                findings.values("whole receptive field", f"keep {keep}", torch.cat(replayed), torch.cat(exact))
+            if whole:
+                findings.values("whole receptive field", f"keep {keep}", replayed, exact)
     return findings.close()
 
 
