@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from equivalence.mutations.engine import Mutation
 
-SELECTION = ("0001", "0002", "0005", "0006")
+SELECTION = ("0001", "0002", "0006", "0010")
 """Cases that catch the faults: random models, in every circumstance."""
 
 _STEP = "optimized/model/step.py"
