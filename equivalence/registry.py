@@ -63,6 +63,16 @@ CHECKS = {
             "C++ core and reference scheduler in lock-step through simulated worlds, under the laws of a scheduler",
             "equivalence.checks.scheduler",
         ),
+        Check(
+            "deterministic_sampling",
+            "one text and one vector of logprobs a seed, in any batch, through preemption, with any number of drafts",
+            "equivalence.checks.deterministic_sampling",
+        ),
+        Check(
+            "structured_output",
+            "constrained texts are in their language, with and without drafts; hostile grammars delay nobody",
+            "equivalence.checks.structured_output",
+        ),
     )
 }
 
