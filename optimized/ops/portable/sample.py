@@ -11,22 +11,41 @@ _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_TILE = 1 << 13  # blocks of random words that are made at once
 
 
 @register("philox_words")
 def philox_words(
     seed: torch.Tensor, position: torch.Tensor, sample: torch.Tensor, role: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """[S, count] int64. A wrapped 64-bit product still has its high word after the arithmetic shift and the mask."""
-    blocks = torch.arange((count + 3) // 4, device=seed.device)
-    c0, c1 = blocks.expand(seed.shape[0], -1), (position & _WORD)[:, None]
+    """[S, count] int64; on the CPU in tiles whose intermediate results stay in its caches."""
+    rows, blocks = seed.shape[0], (count + 3) // 4
+    words = torch.empty(rows, blocks, 4, dtype=torch.int64, device=seed.device)
+    width = min(blocks, _TILE) if seed.device.type == "cpu" else blocks
+    height = max(1, _TILE // max(width, 1)) if seed.device.type == "cpu" else max(rows, 1)
+    for top in range(0, rows, height):
+        some = slice(top, top + height)
+        for left in range(0, blocks, width):
+            block = torch.arange(left, min(left + width, blocks), device=seed.device)
+            columns = _philox(block, seed[some], position[some], sample[some], role[some])
+            for place, column in enumerate(columns):
+                words[some, left : left + width, place] = column
+    return words.flatten(1)[:, :count]
+
+
+def _philox(
+    block: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, sample: torch.Tensor, role: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The four words of each block, [S, G] each. A wrapped 64-bit product still has its high word after the arithmetic
+    shift and the mask."""
+    c0, c1 = block.expand(seed.shape[0], -1), (position & _WORD)[:, None]
     c2, c3 = role[:, None], (sample & _WORD)[:, None]
     k0, k1 = (seed & _WORD)[:, None], ((seed >> 32) & _WORD)[:, None]
     for _ in range(_ROUNDS):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD, ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-    return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1).flatten(1)[:, :count]
+    return c0, c1, c2, c3
 
 
 def _filtered(z: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
