@@ -71,8 +71,8 @@ def test_philox_known_answer_of_the_zero_counter() -> None:
 def test_noise_of_many_rows_and_wide_ones_is_the_references(rows: int, count: int, rng: np.random.Generator) -> None:
     seed, position = rng.integers(0, 2**64, rows, dtype=np.uint64), rng.integers(0, 2**32, rows)
     role, sample = rng.integers(0, 4, rows), rng.integers(0, 9, rows)
-    columns = (torch.from_numpy(one) for one in (seed.view(np.int64), position, sample, role))
-    found = philox_words(*columns, count)
+    keys, positions, samples, roles = map(torch.from_numpy, (seed.view(np.int64), position, sample, role))
+    found = philox_words(keys, positions, samples, roles, count)
     for r in range(rows):
         expected = random_words(count, int(seed[r]), int(position[r]), Role(int(role[r])), int(sample[r]))
         assert np.array_equal(found[r].numpy(), expected)
