@@ -52,6 +52,21 @@ def model(tmp_path: Path) -> ModelConfig:
         ("yoco_keep_tokens", -1),
         ("async_scheduling", 1),
         ("poison_unused", "yes"),
+        ("nextn", -1),
+        ("nextn", True),
+        ("nextn", "5"),
+        ("verification", "greedy"),
+        ("verification", None),
+        ("penalised_residual", 1),
+        ("penalised_residual", True),
+        ("verification_lengths", "varlen"),
+        ("verification_lengths", "scheduled"),
+        ("confidence_table", 3),
+        ("confidence_table", (0.0,)),
+        ("confidence_table", (1.0, 2.0)),
+        ("confidence_table", (float("nan"),)),
+        ("confidence_table", (True,)),
+        ("step_cost_folder", 7),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_what_is_accepted(name: str, value: Any) -> None:
@@ -88,6 +103,42 @@ def test_replay_keeps_what_decoding_reads(drafts: int, least: int) -> None:
     assert EngineConfig(yoco_keep_tokens=3).resolved(model, "cpu").replay_start(100) == 0
     with pytest.raises(ConfigError, match="without KV source layers"):
         EngineConfig(yoco_mode="mask", yoco_keep_tokens=99).resolved(WINDOWS, "cpu")
+
+
+def test_drafts_must_fit_the_checkpoint_and_the_step(model: ModelConfig) -> None:
+    assert EngineConfig(nextn=3).resolved(FULL, "cpu").nextn == 3
+    with pytest.raises(ConfigError, match="nextn: got 4; accepted: 0 to 3; the draft's block size is 3"):
+        EngineConfig(nextn=4).resolved(FULL, "cpu")
+    with pytest.raises(ConfigError, match="nextn: got 1; accepted: 0 to 0; the checkpoint has no draft"):
+        EngineConfig(nextn=1).resolved(RATIO_4, "cpu")
+    with pytest.raises(ConfigError, match=r"verification_lengths: got 'scheduled'; accepted: 'fixed', with nextn = 0"):
+        EngineConfig(verification_lengths="scheduled")
+    with pytest.raises(ConfigError, match=r"page_size: got 3; accepted: at least nextn \+ 1 = 4"):
+        EngineConfig(nextn=3, page_size=3)
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens: got 31; .* max_num_seqs \* \(nextn \+ 1\) = 32"):
+        EngineConfig(nextn=3, max_num_seqs=8, max_num_batched_tokens=31)
+    assert EngineConfig(nextn=3, max_num_seqs=1000).resolved(FULL, "cpu").max_num_batched_tokens == 4000
+
+
+def test_published_names_of_speculation_set_its_options() -> None:
+    names = {
+        "DEEPINFER_USE_NEXTN_DECODE": "3",
+        "DEEPINFER_ENABLE_MTP_VARLEN": "1",
+        "DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE": "1.5,2,0.5",
+        "DEEPINFER_DECODE_PERF_CACHE_DIR": "/costs",
+    }
+    found = environ.overrides(names)
+    assert found == {
+        "nextn": 3,
+        "verification_lengths": "scheduled",
+        "confidence_table": (1.5, 2.0, 0.5),
+        "step_cost_folder": "/costs",
+    }
+    assert EngineConfig.from_options(found).nextn == 3
+    off = {"DEEPINFER_ENABLE_MTP_VARLEN": "off", "DEEPINFER_DECODE_PERF_CACHE_DIR": ""}
+    assert environ.overrides(off) == {"verification_lengths": "fixed", "step_cost_folder": None}
+    with pytest.raises(ConfigError, match="DEEPINFER_USE_NEXTN_DECODE: got 'five'; accepted: a decimal integer"):
+        environ.overrides({"DEEPINFER_USE_NEXTN_DECODE": "five"})
 
 
 def test_devices_that_do_not_run_yet_are_told_from_words_that_are_none() -> None:

@@ -94,3 +94,33 @@ def test_prompt_logprobs_read_every_row(work: tuple[list[Any], list[SamplingPara
     for found, expected in zip(compact.generate(prompts[:2], params, use_tqdm=False), exact, strict=True):
         assert found.prompt_logprobs == expected.prompt_logprobs
         assert found.outputs == expected.outputs
+
+
+@pytest.mark.parametrize(
+    ("nextn", "mode", "options"),
+    [
+        pytest.param(5, "compact", {"async_scheduling": True}, marks=ci),
+        pytest.param(3, "off", {"async_scheduling": True, "verification_lengths": "scheduled"}, marks=ci),
+        (5, "off", {"async_scheduling": False}),
+        (1, "mask", {"async_scheduling": True}),
+        (3, "compact", {"async_scheduling": False, "verification_lengths": "scheduled"}),
+        (5, "mask", {"async_scheduling": False, "verification_lengths": "scheduled", "confidence_table": (0.5,)}),
+        (2, "compact", {"async_scheduling": True, "max_num_seqs": 2}),
+    ],
+)
+def test_drafts_change_no_bit(
+    work: tuple[list[Any], list[SamplingParams]],
+    undisturbed: dict[str, list[Any]],
+    nextn: int,
+    mode: str,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("optimized.engine.step_cost.REPEATS", 1)
+    page = max(4, nextn + 1)
+    crowd = {**CROWDED, "page_size": page, "num_pages": 156 // page, "max_num_batched_tokens": 48}
+    replay = {"yoco_mode": mode, "yoco_keep_tokens": KEEP, "poison_unused": True}
+    found, llm = run(*work, nextn=nextn, **{**crowd, **replay, **options})
+    assert llm._engine._scheduler.num_preemptions > 0 or len(options) > 1  # budgets depend on what steps cost
+    assert llm.statistics.acceptance.tau > 1
+    assert found == undisturbed["off" if mode == "off" else "mask"]

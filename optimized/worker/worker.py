@@ -56,8 +56,7 @@ class Worker:
         device = torch.device(config.device)
         max_model_len = config.max_model_len or model_config.max_position_embeddings
         max_rows = config.max_num_batched_tokens or max_model_len
-        self._nextn, self._max_model_len, self._page_size = config.nextn, max_model_len, config.page_size
-        self._folder, self._device = folder, device
+        self._config, self._folder, self._device, self._max_model_len = config, folder, device, max_model_len
         _check_page_size(model_config, config.page_size)
         geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
         max_pages = sequence_pages(max_model_len, geometry)
@@ -148,7 +147,9 @@ class Worker:
 
     def time_steps(self, rows: int, repeats: int) -> list[float]:
         """Milliseconds of each of so many decode steps of `rows` rows, drafting included."""
-        return time_steps(self._runner, rows, repeats, self._nextn, self._max_model_len, self._page_size)
+        config = self._config
+        real = min(rows, config.max_num_seqs * (config.nextn + 1))  # the others are padding
+        return time_steps(self._runner, real, repeats, config.nextn, self._max_model_len, config.page_size)
 
     def fingerprint(self) -> dict[str, str]:
         """What the time of a step depends on besides the options: the model's files, the device, torch."""
