@@ -22,7 +22,6 @@ from optimized.ops.sample import (
     process_logits,
 )
 from optimized.ops.tests.generators import normal
-from reference.sampler import Role, random_words
 
 pytestmark = pytest.mark.ci
 
@@ -65,17 +64,6 @@ def test_noise_is_the_published_one(role: int, words: str) -> None:
 def test_philox_known_answer_of_the_zero_counter() -> None:
     expected = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert philox_words(one(0), one(0), one(0), one(TARGET), 4).tolist() == [expected]
-
-
-@pytest.mark.parametrize(("rows", "count"), [(3, 1), (2, 40001), (257, 131)])
-def test_noise_of_many_rows_and_wide_ones_is_the_references(rows: int, count: int, rng: np.random.Generator) -> None:
-    seed, position = rng.integers(0, 2**64, rows, dtype=np.uint64), rng.integers(0, 2**32, rows)
-    role, sample = rng.integers(0, 4, rows), rng.integers(0, 9, rows)
-    keys, positions, samples, roles = map(torch.from_numpy, (seed.view(np.int64), position, sample, role))
-    found = philox_words(keys, positions, samples, roles, count)
-    for r in range(rows):
-        expected = random_words(count, int(seed[r]), int(position[r]), Role(int(role[r])), int(sample[r]))
-        assert np.array_equal(found[r].numpy(), expected)
 
 
 def test_zero_temperature_is_argmax_with_the_lowest_id() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from optimized.engine.tests.test_verification_agrees import RULES, Case, random_case, verified
+from equivalence.tests.test_verification_agrees import RULES, Case, random_case, verified
 from optimized.engine.verifier import Verifier
 from optimized.ops.verification_lengths import select_lengths, survivals
 from optimized.worker.transfer import no_waits
