@@ -8,6 +8,7 @@ parameters; knows no engine.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from typing import Any
 
@@ -16,6 +17,9 @@ from equivalence.generators.configs import random_config
 from equivalence.generators.probes import Model
 from reference.spec import ModelConfig
 from reference.tiny.tokenizer import random_tokenizer
+
+tokenizer_of = functools.cache(random_tokenizer)
+"""(vocabulary) -> the tokenizer of random checkpoints of so many ids."""
 
 BLOCK = 5
 """Drafts of a block: the released model's."""
@@ -41,7 +45,7 @@ def with_draft(config: ModelConfig, rng: random.Random) -> ModelConfig:
     """The same configuration with a draft."""
     blocks = rng.choice((1, 2))
     layers = config.num_hidden_layers
-    targets = sorted(rng.sample(range(layers), rng.choice((1, 2))))
+    targets = sorted(rng.sample(range(layers), min(layers, rng.choice((1, 2)))))
     return dataclasses.replace(
         config,
         compress_ratios=(*config.compress_ratios[:layers], *[0] * blocks),
@@ -85,7 +89,7 @@ def _endings(rng: random.Random, vocabulary: int, likely: list[int], tokens: int
     if kind < 0.25:
         ends["stop_token_ids"] = rng.sample(likely, 1)
     elif kind < 0.5:
-        text = random_tokenizer(vocabulary).decode([rng.choice(likely) for _ in range(rng.choice((1, 2, 3)))])
+        text = tokenizer_of(vocabulary).decode([rng.choice(likely) for _ in range(rng.choice((1, 2, 3)))])
         ends["stop"] = [text.replace(_INCOMPLETE, "") or "e"]
     if kind < 0.5:
         ends["min_tokens"] = rng.randint(0, tokens // 2)
@@ -94,5 +98,5 @@ def _endings(rng: random.Random, vocabulary: int, likely: list[int], tokens: int
 
 def _letters(vocabulary: int) -> list[int]:
     """Ids of single letters."""
-    tokenizer = random_tokenizer(vocabulary)
+    tokenizer = tokenizer_of(vocabulary)
     return [tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "etaoinsh"]

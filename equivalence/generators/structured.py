@@ -14,7 +14,6 @@ from typing import Any
 
 from equivalence.generators import drafting, languages, schemas
 from equivalence.generators.batches import Request
-from reference.tiny.tokenizer import random_tokenizer
 
 _JSON_CHARACTERS = '"{}[]:, 01ab-'
 
@@ -52,7 +51,7 @@ def draw_request(rng: random.Random, vocabulary: int) -> Request:
 @functools.cache
 def _ids(characters: str, vocabulary: int) -> frozenset[int]:
     """The tokens that the characters are written with."""
-    tokenizer = random_tokenizer(vocabulary)
+    tokenizer = drafting.tokenizer_of(vocabulary)
     return frozenset(token for one in characters for token in tokenizer.encode(one, add_special_tokens=False).ids)
 
 

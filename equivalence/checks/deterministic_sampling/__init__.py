@@ -24,7 +24,7 @@ from equivalence.checks.deterministic_sampling import blocks, expected
 from equivalence.checks.deterministic_sampling.blocks import BlockWatch
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
-from equivalence.generators import checkpoints, drafting, speculation
+from equivalence.generators import batches, checkpoints, drafting, speculation
 from equivalence.generators.batches import Request
 from equivalence.generators.probes import Model
 from equivalence.shrinking import differs
@@ -53,11 +53,13 @@ def one_case(seed: int, number: int) -> Case:
     if kind == "seeds":
         requests = draw_twins(rng, model.vocabulary)
     else:
-        draw = draw_growing if kind == "scarce" else draw_requests
+        draw = draw_growing if kind in ("scarce", "reference") else draw_requests
         requests = draw(random.Random(derived_seed("sampled", seed, group)), model.vocabulary)
     count = {"alone": 1, "reference": 2, "seeds": 2, "scarce": 4}.get(kind, rng.randint(4, 8))
     places = rng.sample(range(len(requests)), count)
     engine = speculation.draw_options(rng, nextn)
+    if nextn and kind == "reference":
+        engine["verification_lengths"] = "fixed"
     if nextn and rng.random() < 0.5:
         engine |= {"verification": "ratio", "penalised_residual": rng.random() < 0.25}
     engine |= _around(kind, rng, model, [requests[place] for place in places], nextn)
@@ -90,10 +92,10 @@ def draw_requests(rng: random.Random, vocabulary: int) -> list[Request]:
 
 
 def draw_growing(rng: random.Random, vocabulary: int) -> list[Request]:
-    """Requests that begin with few pages and end with many."""
+    """Requests that begin with few pages and end with many, after some blocks."""
     requests = []
     for _ in range(4):
-        params = drafting.draw_sampling(rng, vocabulary, rng.randint(18, 24))
+        params = drafting.draw_sampling(rng, vocabulary, rng.randint(14, 20))
         prompt = [rng.randrange(vocabulary) for _ in range(rng.randint(1, 8))]
         requests.append({"prompt": prompt, "params": params})
     return requests
@@ -116,7 +118,7 @@ def run(case: Case, options: Options) -> Findings:
     requests = [params["requests"][place] for place in params["places"]]
     llm = speculated.engine(params, options.backend, **params["engine"])
     with BlockWatch(findings, [(rows, time) for rows, time in params.get("costs", ())]) as watch:
-        got = speculated.generate(llm, requests)
+        got = batches.ask(llm, requests)
     if params["form"] == "seeds":
         _compare_samples(findings, got)
         return findings.close()
@@ -155,7 +157,7 @@ def _alone(stored: str, rule: str, backend: str) -> list[RequestOutput]:
     """What the requests of a group give one after another, each alone."""
     params = json.loads(stored)
     options = {"async_scheduling": False, **speculation.wide(1), **json.loads(rule)}
-    return speculated.generate(speculated.engine(params, backend, **options), params["requests"])
+    return batches.ask(speculated.engine(params, backend, **options), params["requests"])
 
 
 def _compare_samples(findings: Findings, got: list[RequestOutput]) -> None:

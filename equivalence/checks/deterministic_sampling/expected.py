@@ -38,8 +38,8 @@ def by_reference(
     got: what it may turn out to be, which saves forward passes and changes nothing.
     """
     if not engine["nextn"] or engine["verification_lengths"] == "scheduled":
-        guesses = [one.token_ids for one in got.outputs]
-        return batches.expected(voices.model, voices.tokenizer, request, guesses, max_model_len), []
+        runner = batches.OnePass(voices.model, batches.whole_sequences(request, got))
+        return batches.expected(runner, voices.tokenizer, request, max_model_len), []
     blocks: list[Block] = []
     alpha = verification.PENALISED if engine.get("penalised_residual") else 1.0
     rule = engine.get("verification", "coupled")

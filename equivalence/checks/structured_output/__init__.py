@@ -21,7 +21,7 @@ from equivalence.checks.structured_output import crowd, judge
 from equivalence.checks.structured_output.watch import Watch, shared_compilers
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
-from equivalence.generators import drafting, speculation, structured
+from equivalence.generators import batches, drafting, speculation, structured
 from equivalence.generators.batches import Request
 from equivalence.shrinking import differs
 from optimized import LLM
@@ -88,7 +88,7 @@ def run(case: Case, options: Options) -> Findings:
         want = _plain(stored, options.backend)
         requests = [params["requests"][place] for place in params["places"]]
         with Watch(findings, params["aborts"]):
-            got = speculated.generate(_engine(params, options.backend, **params["engine"]), requests)
+            got = batches.ask(_engine(params, options.backend, **params["engine"]), requests)
     free = params["engine"].get("verification") == "ratio"
     for number, (place, request, output) in enumerate(zip(params["places"], requests, got, strict=True)):
         for mine, theirs in zip(output.outputs, want[place].outputs, strict=True):
@@ -117,7 +117,7 @@ def _plain(stored: str, backend: str) -> list[RequestOutput]:
     """What every request of a group gives without drafts, all in one batch."""
     params = json.loads(stored)
     options = {"async_scheduling": False, **speculation.wide(2 * len(params["requests"]))}
-    return speculated.generate(_engine(params, backend, **options), params["requests"])
+    return batches.ask(_engine(params, backend, **options), params["requests"])
 
 
 def _engine(params: dict[str, Any], backend: str, **options: Any) -> LLM:

@@ -16,7 +16,7 @@ from equivalence.checks import speculated
 from equivalence.checks.structured_output import judge
 from equivalence.checks.structured_output.watch import Watch, shared_compilers
 from equivalence.findings import Findings
-from equivalence.generators import drafting, speculation, structured
+from equivalence.generators import batches, drafting, speculation, structured
 from equivalence.generators.batches import Request
 from optimized import LLM
 from reference.spec import RequestOutput
@@ -42,7 +42,7 @@ def run(findings: Findings, backend: str) -> Findings:
         llm = speculated.engine(model.params, backend, grammar_timeout=2.0, **speculation.wide(32))
         peaceful = [one for one in crowd if one[0] != "hostile"]
         # The compiled grammars are kept, so that no clock decides when a good one begins.
-        speculated.generate(llm, [request for _, request in peaceful])
+        batches.ask(llm, [request for _, request in peaceful])
         want = _ends(findings, llm, peaceful)
         got = _ends(findings, llm, crowd)
     for place, (mine, theirs) in enumerate(zip(_of("plain", crowd, got), _of("plain", peaceful, want), strict=True)):
@@ -76,7 +76,7 @@ Ended = tuple[int, RequestOutput]
 def _ends(findings: Findings, llm: LLM, crowd: list[tuple[str, Request]]) -> list[Ended]:
     before = llm.statistics.steps
     with Watch(findings) as watch:
-        made = speculated.generate(llm, [request for _, request in crowd])
+        made = batches.ask(llm, [request for _, request in crowd])
     return [(watch.finished.get(output.request_id, before) - before, output) for output in made]
 
 
