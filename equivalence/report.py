@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from pathlib import Path
 
 from equivalence.runner import CaseResult, CheckResult
 
 FORMAT = 1
+
+_NUMBER = re.compile(r"-?\d{5}-?")
 
 
 def write(results: list[CheckResult], path: Path) -> Path:
@@ -17,7 +20,8 @@ def write(results: list[CheckResult], path: Path) -> Path:
     record = {"format": FORMAT, "environment": environment(), "checks": [_check_record(result) for result in results]}
     path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     markdown = path.with_suffix(".md") if path.suffix != ".md" else path.with_suffix(".report.md")
-    markdown.write_text("\n".join(line for result in results for line in _check_lines(result)) + "\n")
+    lines = [*_summary_lines(results), *(line for result in results for line in _check_lines(result))]
+    markdown.write_text("\n".join(lines) + "\n")
     return markdown
 
 
@@ -79,30 +83,77 @@ def _case_record(result: CaseResult) -> dict[str, object]:
     }
 
 
-def _check_lines(result: CheckResult) -> list[str]:
-    lines = [
-        f"# {result.check}",
-        "",
-        f"{result.last_line} ({result.seconds:.1f} s, backend {result.options.backend})",
-        "",
+def _summary_lines(results: list[CheckResult]) -> list[str]:
+    versions = ", ".join(f"{name} {value}" for name, value in environment().items())
+    lines = ["# Equivalence report", "", versions, ""]
+    lines += [
+        "| check | backend | seed | cases | comparisons | differences | wall s |",
+        "|---|---|---|---|---|---|---|",
     ]
+    for result in results:
+        comparisons = sum(case.findings.comparisons for case in result.results)
+        lines.append(
+            f"| {result.check} | {result.options.backend} | {result.options.seed} | {result.cases} | {comparisons} "
+            f"| {result.differences} | {result.seconds:.1f} |"
+        )
+    return [*lines, ""]
+
+
+def _check_lines(result: CheckResult) -> list[str]:
+    """A check: what differs first, then how its kinds of cases fared, then the cases that have more to tell."""
+    lines = [f"## {result.check}", "", result.last_line, ""]
     if result.setup_error:
         lines += [f"Could not start: {result.setup_error}", ""]
-    lines += ["| case | comparisons | differences | close calls | not compared | s |", "|---|---|---|---|---|---|"]
+    differing = [case for case in result.results if case.findings.differences]
+    if differing:
+        lines += ["| differs | where first | how | again |", "|---|---|---|---|"]
+        for case in differing:
+            first = case.findings.differences[0]
+            again = f"`{replay_command(case)}`" if case.replay else ""
+            lines.append(f"| {case.case.name} | {_cell(first.item)} | {_cell(first.detail)} | {again} |")
+        lines.append("")
+    lines += _kind_lines(result)
     for case in result.results:
-        found = case.findings
-        lines.append(
-            f"| {case.case.name} | {found.comparisons} | {len(found.differences)} | {len(found.close_calls)} "
-            f"| {len(found.not_compared)} | {case.seconds:.1f} |"
-        )
-    for case in result.results:
-        lines += _case_lines(case)
+        lines += _case_lines(case) if _tells_more(case) else []
     return [*lines, ""]
+
+
+def _kind_lines(result: CheckResult) -> list[str]:
+    """One row for all cases whose names differ in their numbers only."""
+    kinds: dict[str, list[CaseResult]] = {}
+    for case in result.results:
+        kinds.setdefault(_NUMBER.sub("", case.case.name), []).append(case)
+    lines = [
+        "| cases | how many | comparisons | differing | close calls | not compared | s a case | longest s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, cases in kinds.items():
+        found, seconds = [case.findings for case in cases], [case.seconds for case in cases]
+        counts = [
+            sum(each.comparisons for each in found),
+            sum(bool(each.differences) for each in found),
+            sum(len(each.close_calls) for each in found),
+            sum(len(each.not_compared) for each in found),
+        ]
+        figures = f"{sum(seconds) / len(seconds):.2f} | {max(seconds):.1f}"
+        lines.append(f"| {kind} | {len(cases)} | {' | '.join(map(str, counts))} | {figures} |")
+    return lines
+
+
+def _tells_more(result: CaseResult) -> bool:
+    """Whether a case says more than that it agrees; figures of exact comparisons are all 0 then."""
+    found = result.findings
+    measured = any(name != "exact" for _, name in found.tallies)
+    return bool(found.differences or found.figures or found.close_calls or result.known_bad or measured)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _case_lines(result: CaseResult) -> list[str]:
     found = result.findings
-    lines = ["", f"## {result.case.name}", ""]
+    lines = ["", f"### {result.case.name}", ""]
     lines += [f"- **{item.item}** ({item.kind}): {item.detail}" for item in found.differences]
     if result.known_bad:
         lines.append(f"- known to differ: {result.known_bad}")
@@ -114,7 +165,7 @@ def _case_lines(result: CaseResult) -> list[str]:
     for (sub_step, name), tally in found.tallies.items():
         pooled = tally.row.share < 1
         figure = f"{100 * tally.share:.4f} %" if pooled else f"{tally.worst:.3g}"
-        lines.append(f"| {sub_step} | {name} | {tally.tensors} | {tally.elements} | {figure} | {tally.first} |")
+        lines.append(f"| {sub_step} | {name} | {tally.tensors} | {tally.elements} | {figure} | {_cell(tally.first)} |")
     lines += _listing("close calls", found.close_calls) + _listing("not compared", found.not_compared)
     return lines
 

@@ -149,6 +149,7 @@ METADATA = (
         "first_positions=positions.index_select(0, kept.first_rows)",
         "first_positions=inputs.first_positions.index_select(0, kept.rows)",
         "§3.4: a chunk begins at its first kept row",
+        ("00006",),
     ),
     Mutation(
         "first_rows_of_the_old_rows",
@@ -170,6 +171,7 @@ METADATA = (
         "query_start=kept.query_start",
         "query_start=[min(start, len(kept.rows)) for start in inputs.query_start]",
         "§3.4: cu_seqlens are rebuilt",
+        ("00013",),
     ),
     Mutation(
         "logits_row_of_the_old_rows",

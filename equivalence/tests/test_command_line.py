@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from equivalence import cli, ledger, registry, replays, runner
+from equivalence import cli, ledger, registry, replays, report, runner
 from equivalence.cases import Case, Options
 from equivalence.errors import SetupError
 from equivalence.findings import Findings
@@ -161,8 +161,20 @@ def test_the_report_names_differences_and_how_to_see_them_again(fake: ModuleType
         {"item": "thing", "kind": "values", "detail": "first [0]: got 1, want 2"}
     ]
     text = path.with_suffix(".md").read_text()
-    assert "got 1, want 2" in text
-    assert "python -m equivalence replay" in text
+    assert "| fake | cpu | 0 | 3 | 3 | 1 |" in text
+    assert "| case-1 | thing | first [0]: got 1, want 2 | `python -m equivalence replay " in text
+    assert "### case-1" in text
+    assert "### case-2" not in text, "a case that only agrees is counted, not described"
+
+
+def test_the_report_counts_cases_of_a_kind_together(tmp_path: Path) -> None:
+    outcome = runner.CheckResult("fake", Options())
+    for number, kind in enumerate(("a", "b", "a")):
+        findings = Findings(comparisons=2)
+        outcome.results.append(runner.CaseResult(Case("fake", f"{number:05d}-{kind}"), findings, 0.5 + number))
+    text = report.write([outcome], tmp_path / "report.json").read_text()
+    assert "| a | 2 | 4 | 0 | 0 | 0 | 1.50 | 2.5 |" in text
+    assert "| b | 1 | 2 | 0 | 0 | 0 | 1.50 | 1.5 |" in text
 
 
 def test_the_options_of_run_are_these(capsys: pytest.CaptureFixture[str]) -> None:
