@@ -38,6 +38,7 @@ def quantize_nvfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., K] bf16 to [..., K/2] and [..., K/16] uint8. x / scale is a true division."""
     groups = x.float().unflatten(-1, (-1, 16))
     largest = groups.abs().amax(dim=-1).clamp_(min=6 * 2.0**-9)
-    scale = (largest / 6).clamp_(max=448.0).to(torch.float8_e4m3fn)
+    # By a tensor: by a number, CUDA would multiply with its reciprocal, and ties of E4M3 would be lost.
+    scale = (largest / largest.new_full((), 6.0)).clamp_(max=448.0).to(torch.float8_e4m3fn)
     scaled = groups / scale.float()[..., None]
     return _pack_e2m1(scaled.flatten(-2)), scale.view(torch.uint8)

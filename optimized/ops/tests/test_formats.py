@@ -55,12 +55,12 @@ def test_fp8_rounds_every_value_to_the_nearest_code() -> None:
     codes, scales = quantize_fp8(x)
     assert (scales == 127).all()
     found = tables.dequantize_fp8(codes, scales)[:, 1:].flatten()[: len(values)].tolist()
-    assert found == nearest_on(E4M3_GRID, values.double().numpy())
+    assert found == nearest_on(E4M3_GRID, values.double().cpu().numpy())
 
 
 def test_fp4_rounds_every_value_to_the_nearest_code() -> None:
     values = every_bf16(6.0)
-    expected = nearest_on(E2M1_GRID, values.double().numpy())
+    expected = nearest_on(E2M1_GRID, values.double().cpu().numpy())
     for quantize, dequantize, size in (
         (quantize_mxfp4, tables.dequantize_mxfp4, 32),
         (quantize_nvfp4, tables.dequantize_nvfp4, 16),
@@ -76,9 +76,9 @@ def test_power_of_two_scales_are_the_smallest_that_fit(quantize, floor: float, d
     values = every_bf16(3e38)
     x = torch.zeros(len(values), 32, dtype=torch.bfloat16)
     x[:, 5] = values
-    amax = np.maximum(np.abs(values.float().numpy()), np.float32(floor))
+    amax = np.maximum(np.abs(values.float().cpu().numpy()), np.float32(floor))
     bound = amax * np.float32(1 / divisor)
-    scale = np.exp2(quantize(x)[1][:, 0].double().numpy() - 127)
+    scale = np.exp2(quantize(x)[1][:, 0].double().cpu().numpy() - 127)
     assert (scale >= bound).all()
     assert (scale / 2 < bound).all()
 
@@ -88,7 +88,7 @@ def test_e4m3_scales_are_rounded_quotients() -> None:
     x = torch.zeros(len(values), 16, dtype=torch.bfloat16)
     x[:, 5] = values
     found = tables.look_up(tables.e4m3_values(x.device), quantize_nvfp4(x)[1][:, 0])
-    amax = np.maximum(np.abs(values.float().numpy()), np.float32(6 * 2.0**-9)) / np.float32(6)
+    amax = np.maximum(np.abs(values.float().cpu().numpy()), np.float32(6 * 2.0**-9)) / np.float32(6)
     assert found.tolist() == nearest_on(E4M3_GRID, amax.astype(np.float64))
 
 
