@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -51,6 +52,13 @@ class Draft:
     confidence: torch.Tensor
 
 
+class BlockStates(NamedTuple):
+    """Of A blocks: x [A, B, D] bf16, their final rows; base [A, B, V], logits without the Markov bias."""
+
+    x: torch.Tensor
+    base: torch.Tensor
+
+
 def tap(h: torch.Tensor) -> torch.Tensor:
     """Mean over the copies of a stream that enters a target layer: [N, C, D] bf16 to [N, D] bf16."""
     return hyper_connection_collapse(h, torch.full(h.shape[:2], 1 / h.shape[1], dtype=torch.float64, device=h.device))
@@ -71,7 +79,7 @@ def keep_context(
         attention.store_packed(caches.rings[config.num_hidden_layers + number], step.decoder_ring_place, kv)
 
 
-def propose(
+def block_states(
     anchors: Anchors,
     weights: ModelWeights,
     draft: DraftWeights,
@@ -79,9 +87,8 @@ def propose(
     geometry: CacheGeometry,
     caches: Caches,
     plain: torch.Tensor,
-    choose: Choose,
-) -> Draft:
-    """Draft B tokens after each anchor.
+) -> BlockStates:
+    """Everything of a block of B drafts after each anchor that does not depend on the drafts.
 
     Args:
         plain: [r/2] float32 frequencies of ratio-0 layers.
@@ -99,7 +106,7 @@ def propose(
         h, pre = ffn_sublayer(h, pre, layer, config, config.dspark_num_experts_per_tok)
     x = hyper_connection_collapse(h, pre)
     base = fp32_linear(rms_norm(x, draft.norm, config.rms_norm_eps), weights.head)
-    return _heads(x.view(*tokens.shape, -1), base.view(*tokens.shape, -1), anchors.tokens, draft, choose)
+    return BlockStates(x.view(*tokens.shape, -1), base.view(*tokens.shape, -1))
 
 
 def _visible(anchors: Anchors, block: int, geometry: CacheGeometry) -> torch.Tensor:
@@ -125,8 +132,13 @@ def _attention(
     return attend
 
 
-def _heads(x: torch.Tensor, base: torch.Tensor, before: torch.Tensor, draft: DraftWeights, choose: Choose) -> Draft:
-    """Slot after slot: Markov bias of the token before it, choice, confidence. x: [A, B, D]; base: [A, B, V]."""
+def choose_block(states: BlockStates, before: torch.Tensor, draft: DraftWeights, choose: Choose) -> Draft:
+    """Draft slot after slot: Markov bias of the token before it, choice, confidence.
+
+    Args:
+        before: [A] int64, the anchors' tokens.
+    """
+    x, base = states
     ids, logits, confidence = [], [], []
     for slot in range(x.shape[1]):
         embedded = draft.markov_embed.index_select(0, before)

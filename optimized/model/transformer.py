@@ -19,7 +19,7 @@ from optimized.model.rope import rope_frequencies
 from optimized.model.selections import Selections
 from optimized.model.step import Step, StepInputs, derive_step
 from optimized.model.sublayers import attention_input, attention_sublayer, ffn_sublayer, first_pre
-from optimized.model.weights import LayerWeights, ModelWeights
+from optimized.model.weights import DraftWeights, LayerWeights, ModelWeights
 from optimized.ops.hyper_connection import hyper_connection_collapse
 from optimized.ops.linear import fp32_linear
 from optimized.ops.rms_norm import rms_norm
@@ -114,15 +114,27 @@ class Transformer:
             return None
         return engram.history(self._token_map[step.inputs.tokens], step, caches, self._pad)
 
-    def propose(self, anchors: draft.Anchors, caches: Caches, choose: draft.Choose) -> draft.Draft:
-        """Draft tokens after each anchor; `forward` must have run with `drafts` over the anchors' positions.
+    def block_states(self, anchors: draft.Anchors, caches: Caches) -> draft.BlockStates:
+        """The part of drafting after each anchor that no choice is needed for; `forward` must have run with `drafts`
+        over the anchors' positions.
 
         Raises:
             ValueError: the checkpoint has no draft, or the model was made without it.
         """
+        frequencies = self._frequencies.plain
+        return draft.block_states(
+            anchors, self.weights, self._draft_weights(), self.config, self._geometry, caches, frequencies
+        )
+
+    def choose_block(self, states: draft.BlockStates, before: torch.Tensor, choose: draft.Choose) -> draft.Draft:
+        """The rest of drafting. before: [A] int64, the anchors' tokens."""
+        return draft.choose_block(states, before, self._draft_weights(), choose)
+
+    def propose(self, anchors: draft.Anchors, caches: Caches, choose: draft.Choose) -> draft.Draft:
+        """Draft tokens after each anchor: `block_states`, then `choose_block`."""
+        return self.choose_block(self.block_states(anchors, caches), anchors.tokens, choose)
+
+    def _draft_weights(self) -> DraftWeights:
         if self.weights.draft is None or not self._drafts:
             raise ValueError("this model was made without its draft")
-        frequencies = self._frequencies.plain
-        return draft.propose(
-            anchors, self.weights, self.weights.draft, self.config, self._geometry, caches, frequencies, choose
-        )
+        return self.weights.draft

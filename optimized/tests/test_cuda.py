@@ -1,4 +1,4 @@
-"""The bundled checkpoint on a CUDA device: captured steps, the batch and the CPU give the same tokens and bits."""
+"""The bundled checkpoint on a CUDA device: capturing steps, drafting and the batch change no token and no bit."""
 
 from __future__ import annotations
 
@@ -74,23 +74,29 @@ def test_a_request_alone_equals_the_request_in_a_batch(captured: tuple[list[Any]
         assert (alone.token_ids, alone.logprobs) == found[i]
 
 
+@pytest.mark.parametrize("rule", ["coupled", "ratio"])
+def test_drafts_are_made_and_verified_alike_captured_and_eager(captured: tuple[list[Any], LLM], rule: str) -> None:
+    prompts, params = (some[:10] for some in work(60))
+    drafting: dict[str, Any] = {"nextn": 5, "verification": rule}
+    found, llm = generate(prompts, params, **drafting)
+    graphs = llm._engine._worker._runner._captured._graphs  # type: ignore[attr-defined]
+    assert {shape[0] for shape in graphs} == {"forward", "draft"}
+    assert found == generate(prompts, params, **drafting, enforce_eager=True)[0]
+    assert (found == captured[0][:10]) == (rule == "coupled")
+
+
 @pytest.mark.parametrize("options", [{"async_scheduling": False}, {"max_num_batched_tokens": 16}, {"max_num_seqs": 3}])
 def test_how_requests_are_run_does_not_show(captured: tuple[list[Any], LLM], options: dict[str, Any]) -> None:
     prompts, params = work(60)
     assert generate(prompts[:20], params[:20], **options)[0] == captured[0][:20]
 
 
-def test_the_device_agrees_with_the_cpu(captured: tuple[list[Any], LLM]) -> None:
-    prompts, params = work(60)
-    assert generate(prompts[:20], params[:20], device="cpu")[0] == captured[0][:20]
-
-
 def test_the_memory_plan_is_within_five_percent_of_what_is_allocated_and_never_under() -> None:
-    for seqs in (16, 256):
+    for seqs, nextn in ((16, 0), (256, 0), (16, 5)):
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
-        llm = LLM("tiny", **{**OPTIONS, "max_num_seqs": seqs, "max_num_batched_tokens": 256})
+        llm = LLM("tiny", **{**OPTIONS, "max_num_seqs": seqs, "max_num_batched_tokens": 256, "nextn": nextn})
         held = torch.cuda.memory_allocated() - before
         plan = llm._engine._worker.memory_plan.total  # type: ignore[attr-defined]
         assert held <= plan <= 1.05 * held, plan / held

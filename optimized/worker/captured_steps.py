@@ -1,4 +1,4 @@
-"""Decode forward passes as CUDA graphs: captured once a shape, then replayed with one call.
+"""Decode forward passes and draft blocks as CUDA graphs: captured once a shape, then replayed with one call.
 
 A pass may be captured if it reads its inputs where the captured one read them and looks the same from the host; the
 input batch sees to both. The first pass of a shape runs eagerly, which also makes what must exist before a capture
@@ -9,38 +9,54 @@ nothing about plans or sampling.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from optimized.model.caches import Caches
+from optimized.model.draft import Anchors, BlockStates
 from optimized.model.step import StepInputs
 from optimized.model.transformer import Transformer
 from optimized.worker.transfer import waits_allowed
+from reference.spec.config import ModelConfig
 from reference.spec.errors import EngineError
 
-Shape = tuple[int, ...]
-"""What the host knows of a decode step: rows, requests, pages a request, wanted rows, greatest position."""
+Shape = tuple[str | int, ...]
+"""What the host knows of a pass."""
+
+Result = TypeVar("Result")
 
 
 class CapturedSteps:
     """The graphs of one model over one set of caches; they share their working memory, since one runs at a time."""
 
-    def __init__(self, model: Transformer, caches: Caches, max_rows: int, stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self, model: Transformer, caches: Caches, max_rows: int, max_blocks: int, stream: torch.cuda.Stream
+    ) -> None:
         """
         Args:
-            max_rows: most rows of a decode step, its padding included. stream: to capture on, none is replayed there.
+            max_rows: most rows of a decode step, its padding included. max_blocks: most draft blocks at one time, 0
+                without drafting. stream: to capture on; none is replayed there.
         """
         self._model, self._caches = model, caches
-        device = model.weights.embed.device
-        self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float64, device=device)
+        config, device = model.config, model.weights.embed.device
+        block, vocab = config.dspark_block_size, config.vocab_size
+        self._logits = torch.empty(max_rows, vocab, dtype=torch.float64, device=device)
+        self._anchors = torch.zeros(4, max_blocks, dtype=torch.int64, device=device)
+        self._states = BlockStates(
+            torch.empty(max_blocks, block, config.hidden_size, dtype=torch.bfloat16, device=device),
+            torch.empty(max_blocks, block, vocab, dtype=torch.float64, device=device),
+        )
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, list[int]]] = {}
 
     @staticmethod
-    def planned_bytes(vocab_size: int, max_rows: int) -> int:
-        """Bytes of the logits that all graphs write to."""
-        return 8 * vocab_size * max_rows
+    def planned_bytes(config: ModelConfig, max_rows: int, max_blocks: int) -> int:
+        """Bytes of what all graphs write to, and of the anchors that they read."""
+        drafts = config.dspark_block_size * (8 * config.vocab_size + 2 * config.hidden_size)
+        return 8 * config.vocab_size * max_rows + (drafts + 4 * 8) * max_blocks
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits [S, V] of a decode step, a new tensor, as `Transformer.forward` gives them.
@@ -48,31 +64,68 @@ class CapturedSteps:
         Raises:
             EngineError: the inputs of this shape lie elsewhere than those that were captured.
         """
-        shape = (
-            len(inputs.positions),
-            *inputs.page_table.shape,
-            len(inputs.sample_rows),
-            inputs.max_position,
+        logits = self._logits[: len(inputs.sample_rows)]
+        sizes = len(inputs.positions), *inputs.page_table.shape, len(inputs.sample_rows), inputs.max_position
+        return self._run(
+            ("forward", *sizes),
+            inputs,
+            lambda: self._model.forward(inputs, self._caches),
+            logits.copy_,
+            logits.clone,
         )
+
+    def block_states(self, anchors: Anchors, bucket: int) -> BlockStates:
+        """As `Transformer.block_states` gives them, new tensors.
+
+        Args:
+            bucket: blocks that are computed, at least as many as there are anchors.
+        """
+        count, buffers = len(anchors.tokens), self._anchors[:, :bucket]
+        fields = (anchors.tokens, anchors.positions, anchors.slots, anchors.replay_starts)
+        for buffer, values in zip(buffers, fields, strict=True):
+            buffer[:count].copy_(values)
+        buffers[:, count:].zero_()
+        buffers[1, count:].fill_(-1)
+        padded, states = Anchors(*buffers), BlockStates(*(one[:bucket] for one in self._states))
+
+        def keep(made: BlockStates) -> None:
+            for one, values in zip(states, made, strict=True):
+                one.copy_(values)
+
+        made = self._run(
+            ("draft", bucket),
+            padded,
+            lambda: self._model.block_states(padded, self._caches),
+            keep,
+            lambda: BlockStates(*(one.clone() for one in states)),
+        )
+        return BlockStates(*(one[:count] for one in made))
+
+    def _run(
+        self,
+        shape: Shape,
+        inputs: StepInputs | Anchors,
+        compute: Callable[[], Result],
+        keep: Callable[[Result], object],
+        kept: Callable[[], Result],
+    ) -> Result:
+        """The result of a pass, computed now if it is the first of its shape. keep: what a graph does with it."""
         if shape not in self._graphs:
-            logits = self._model.forward(inputs, self._caches)
+            result = compute()
             with waits_allowed():
-                self._graphs[shape] = self._capture(inputs)
-            return logits
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    keep(compute())
+            self._graphs[shape] = (graph, _places(inputs))
+            return result
         graph, places = self._graphs[shape]
         if places != _places(inputs):
-            raise EngineError(f"the inputs of a decode step of shape {shape} moved after it was captured")
+            raise EngineError(f"the inputs of a pass of shape {shape} moved after it was captured")
         graph.replay()
-        return self._logits[: len(inputs.sample_rows)].clone()
-
-    def _capture(self, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, list[int]]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            self._logits[: len(inputs.sample_rows)].copy_(self._model.forward(inputs, self._caches))
-        return graph, _places(inputs)
+        return kept()
 
 
-def _places(inputs: StepInputs) -> list[int]:
+def _places(inputs: StepInputs | Anchors) -> list[int]:
     """Addresses of all input tensors."""
     values = (getattr(inputs, field.name) for field in dataclasses.fields(inputs))
     return [value.data_ptr() for value in values if isinstance(value, torch.Tensor)]

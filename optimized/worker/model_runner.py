@@ -18,7 +18,7 @@ from optimized.model.step import StepInputs
 from optimized.model.transformer import Transformer
 from optimized.worker.captured_steps import CapturedSteps
 from optimized.worker.decode_rows import BlockLimits, BlockResults
-from optimized.worker.input_batch import InputBatch, Prepared
+from optimized.worker.input_batch import InputBatch, Prepared, bucket_rows
 from optimized.worker.transfer import upload
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            captured: runs the forward passes of decode steps; None: they run eagerly.
+            captured: runs the forward passes of decode steps and draft blocks; None: they run eagerly.
         """
         self._model = model
         self._captured = captured
@@ -79,7 +79,10 @@ class ModelRunner:
                 many of its drafts were kept.
         """
         anchors = Anchors(tokens, step.anchors[places] + accepted, step.slots[places], step.replay_starts[places])
-        return self._model.propose(anchors, self._caches, choose)
+        if self._captured is None:
+            return self._model.propose(anchors, self._caches, choose)
+        states = self._captured.block_states(anchors, bucket_rows(len(tokens)))
+        return self._model.choose_block(states, tokens, choose)
 
     @torch.inference_mode()
     def poison(self, used_slots: np.ndarray, used_pages: np.ndarray) -> None:

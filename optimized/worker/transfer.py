@@ -66,7 +66,7 @@ class Download:
             self._host = tuple(torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in tensors)
             for host, one in zip(self._host, tensors, strict=True):
                 host.copy_(one, non_blocking=True)
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event(blocking=True)  # the host sleeps while it waits
             self._arrived.record(torch.cuda.current_stream(tensors[0].device))
 
     def wait(self) -> tuple[torch.Tensor, ...]:

@@ -61,15 +61,16 @@ class Worker:
         geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
         max_pages = sequence_pages(max_model_len, geometry)
         scratch = InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages, config.nextn)
-        capture_stream: torch.cuda.Stream | None = None
-        most_decoded = bucket_rows(config.max_num_seqs * (config.nextn + 1))
         if config.verification == "ratio":
             scratch += 8 * geometry.num_slots * config.nextn * model_config.vocab_size  # what drafts were drawn from
+        capture_stream: torch.cuda.Stream | None = None
+        most_rows = bucket_rows(config.max_num_seqs * (config.nextn + 1))
+        most_blocks = bucket_rows(config.max_num_seqs) if config.nextn else 0
         if device.type == "cuda":
             torch.cuda.set_device(device)
             if not config.enforce_eager:
                 capture_stream = torch.cuda.Stream(device)
-                scratch += CapturedSteps.planned_bytes(model_config.vocab_size, most_decoded)
+                scratch += CapturedSteps.planned_bytes(model_config, most_rows, most_blocks)
         # The experts of a layer are stacked on the device: it has fewer tensors than the checkpoint, caches included.
         weight_bytes, tensors = planned_bytes(model_config), len(tensor_plan(model_config))
         overhead = device_overhead(device, capture_stream, weight_bytes, tensors)
@@ -97,7 +98,9 @@ class Worker:
         model = Transformer(
             model_config, weights, token_map, geometry, drafts=config.nextn > 0, poison_padding=config.poison_unused
         )
-        captured = None if capture_stream is None else CapturedSteps(model, caches, most_decoded, capture_stream)
+        captured = None
+        if capture_stream is not None:
+            captured = CapturedSteps(model, caches, most_rows, most_blocks, capture_stream)
         self._runner = ModelRunner(model, caches, batch, captured)
 
     def num_pages(self) -> int:
