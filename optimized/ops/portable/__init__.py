@@ -47,15 +47,23 @@ __all__ = [
     "verify",
 ]
 
-#: Operations that ran on an NVIDIA H200 as parts of the engine, with results that were compared with the CPU's.
-_MEASURED_ON_CUDA: frozenset[str] = frozenset()
+#: Operations whose results on an NVIDIA H200 were compared with the CPU's, alone or as parts of the engine.
+MEASURED_ON_CUDA = """
+    adjust_logits bf16_linear block_diagonal_linear combine_experts compress_kv draw engram_gate engram_hash
+    engram_lookup fp32_linear fp8_linear grouped_bf16_linear grouped_fp4_linear hyper_connection_collapse
+    hyper_connection_expand hyper_connection_mix index_scores judge_drafts log_probabilities philox_words
+    prepare_dense_weight prepare_fp4_weight prepare_fp8_weight process_logits quantize_fp8 quantize_mxfp4
+    quantize_nvfp4 rms_norm rope route_experts select_candidates select_lengths select_topk sparse_attention
+    store_entries survivals swiglu unpack_bits
+"""
 
 
 def _serve_cuda() -> None:
     """Registers what serves the CPU for CUDA too."""
+    measured = MEASURED_ON_CUDA.split()
     for (name, backend), found in list(implementations().items()):
         if backend == "cpu":
-            register(name, backend="cuda", state=MEASURED if name in _MEASURED_ON_CUDA else UNTESTED)(found.function)
+            register(name, backend="cuda", state=MEASURED if name in measured else UNTESTED)(found.function)
 
 
 _serve_cuda()
