@@ -21,6 +21,7 @@ from optimized.engine.progress import Progress
 from optimized.engine.seeds import SeedSource
 from optimized.engine.statistics import Statistics
 from optimized.engine.step_pipeline import Worker
+from optimized.engine.verification_schedule import temperatures
 from optimized.tokenizer import Tokenizer
 from reference.spec.config import ModelConfig
 from reference.spec.errors import EngineError, RequestError, shown
@@ -54,6 +55,7 @@ class LLM:
         folder = model_source.locate(model, revision)
         self.model_config = ModelConfig.from_file(folder / "config.json")
         self.config = config.resolved(self.model_config, device)
+        temperatures(self.config)  # what is wrong with a table is told before the weights are read
         self._tokenizer = Tokenizer.from_folder(folder, self.model_config.bos_token_id)
         self._engine = Engine(self.model_config, self.config, _load_worker(folder, self.config), self._tokenizer)
         self._seeds = SeedSource(config.seed)

@@ -31,6 +31,8 @@ FORMAT = "counterpoint step cost 1"
 #: Every bucket of rows up to this one is measured.
 DENSE_ROWS = 64
 REPEATS = 5
+#: Milliseconds of a step that is not worth the start-up's time: larger ones go on with the slope up to there.
+SLOW = 500.0
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +50,19 @@ def probe_sizes(most_rows: int) -> list[int]:
 
 
 def measure(time_steps: Callable[[int, int], Sequence[float]], most_rows: int) -> Points:
-    """The median of REPEATS steps of every probe size. time_steps: (rows, repeats) -> milliseconds of each.
+    """The median of REPEATS steps of every probe size; none larger than the first beyond DENSE_ROWS that is SLOW.
 
     The last size may be beyond what sequences can fill; a step of all of their rows is padded to it.
+
+    Args:
+        time_steps: (rows, repeats) -> milliseconds of each.
     """
-    sizes = probe_sizes(most_rows)
-    return [(rows, statistics.median(time_steps(min(rows, most_rows), REPEATS))) for rows in sizes]
+    points: Points = []
+    for rows in probe_sizes(most_rows):
+        points.append((rows, statistics.median(time_steps(min(rows, most_rows), REPEATS))))
+        if rows > DENSE_ROWS and points[-1][1] > SLOW:
+            break
+    return points
 
 
 def curve(points: Points, most_rows: int) -> NDArray[np.float64]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from optimized import environ
+from optimized import LLM, environ
 from optimized.config import EngineConfig
 from optimized.model.tests.random_models import FULL, RATIO_4, WINDOWS
 from optimized.platforms import resolve
 from optimized.tests.stub import CONTEXT, model_folder
 from reference.spec.config import ModelConfig
-from reference.spec.errors import ConfigError, UnsupportedError
+from reference.spec.errors import CheckpointError, ConfigError, UnsupportedError
 
 pytestmark = pytest.mark.ci
 
@@ -118,6 +118,14 @@ def test_drafts_must_fit_the_checkpoint_and_the_step(model: ModelConfig) -> None
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens: got 31; .* max_num_seqs \* \(nextn \+ 1\) = 32"):
         EngineConfig(nextn=3, max_num_seqs=8, max_num_batched_tokens=31)
     assert EngineConfig(nextn=3, max_num_seqs=1000).resolved(FULL, "cpu").max_num_batched_tokens == 4000
+
+
+def test_a_table_that_cannot_be_read_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)  # it has no weights
+    with pytest.raises(ConfigError, match=r"confidence_table: .*none\.json"):
+        LLM(folder, nextn=2, confidence_table=tmp_path / "none.json")
+    with pytest.raises(CheckpointError):
+        LLM(folder, nextn=2)
 
 
 def test_published_names_of_speculation_set_its_options() -> None:

@@ -151,8 +151,7 @@ class Worker:
     def time_steps(self, rows: int, repeats: int) -> list[float]:
         """Milliseconds of each of so many decode steps of `rows` rows, drafting included."""
         config = self._config
-        real = min(rows, config.max_num_seqs * (config.nextn + 1))  # the others are padding
-        return time_steps(self._runner, real, repeats, config.nextn, self._max_model_len, config.page_size)
+        return time_steps(self._runner, rows, repeats, config.nextn, self._max_model_len, config.page_size)
 
     def fingerprint(self) -> dict[str, str]:
         """What the time of a step depends on besides the options: the model's files, the device, torch."""

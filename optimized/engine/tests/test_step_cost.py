@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimized.engine.step_cost import Points, kept_points, measure, probe_sizes
+from optimized.engine.step_cost import Points, curve, kept_points, measure, probe_sizes
 
 pytestmark = pytest.mark.ci
 
@@ -46,7 +46,13 @@ def test_a_size_costs_its_median() -> None:
         assert repeats >= 5
         return [rows * 1.0, 1000.0, rows * 1.0, 0.001, rows * 1.0]
 
-    assert measure(time_steps, 3) == [(1, 1.0), (2, 2.0), (4, 4.0)]
+    assert measure(time_steps, 3) == [(1, 1.0), (2, 2.0), (4, 3.0)]  # of three rows and padding
+
+
+def test_steps_that_take_long_end_the_measurement() -> None:
+    points = measure(lambda rows, repeats: [4.0 * rows] * repeats, 1536)
+    assert points[-3:] == [(64, 256.0), (96, 384.0), (192, 768.0)]
+    assert curve(points, 1536)[[192, 384, 1536]].tolist() == [768.0, 1536.0, 6144.0]
 
 
 def test_a_folder_keeps_points_by_what_they_depend_on(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_made_up_rows_are_blocks_of_the_most_drafts() -> None:
 def test_timed_steps_leave_nothing_behind(worker: Worker, rng: np.random.Generator) -> None:
     prompts = [rng.integers(0, MODEL.vocab_size, size=size).tolist() for size in (30, 4)]
     expected = drafts(worker, prompts)
-    for rows in (1, 2, 5, 12, 16):
+    for rows in (1, 2, 5, 12):
         times = worker.time_steps(rows, 2)
         assert len(times) == 2
         assert all(time > 0 for time in times)
