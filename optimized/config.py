@@ -77,7 +77,8 @@ class EngineConfig:
             sequences, as give the most tokens in its time, the likeliest ones first; that the draft's confidence says,
             and a curve of what a step of so many rows takes.
         confidence_table: what turns the draft's confidences into probabilities: a file that `reference.calibration` has
-            written for this nextn and rule, or the temperatures themselves, one for all slots or nextn. None: 1.
+            written for this nextn and rule, which serves the requests of its regime, greedy or drawn; or the
+            temperatures themselves, one for all slots or nextn. None: 1.
         step_cost_folder: where that curve is kept from one start to the next, a file for each model, device and set of
             options; other files there are left alone. None: it is measured at each start.
         grammar_workers: most processes that compile grammars of structured requests, started when the first one comes.

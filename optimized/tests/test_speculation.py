@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from optimized import LLM, RequestOutput, SamplingParams
+from optimized.engine.verification_schedule import Choice, VerificationSchedule
 from optimized.model.draft import Choose, Draft
 from optimized.tests.stub import BLOCK, VOCAB, StubWorker, model_folder, stub_llm
 
@@ -78,6 +79,27 @@ def test_coupled_outputs_are_those_without_drafts(
     assert 0 < acceptance.rho < 1
     assert 1 < acceptance.tau < 1 + nextn
     assert worker.steps == llm.statistics.steps
+
+
+def test_budgets_do_not_depend_on_the_lag(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: dict[bool, list[int]] = {True: [], False: []}
+    choose = VerificationSchedule.choose
+    params = SamplingParams(max_tokens=60, ignore_eos=True, seq_seed=6, n=3)
+    for lag, found in budgets.items():
+
+        def recorded(self: VerificationSchedule, *step: Any, found: list[int] = found) -> Choice:
+            made = choose(self, *step)
+            found.append(made.budget)
+            return made
+
+        options: dict[str, Any] = {"nextn": 4, "verification_lengths": "scheduled", "async_scheduling": lag}
+        llm, _ = stub_llm(monkeypatch, folder, **options)
+        monkeypatch.setattr(VerificationSchedule, "choose", recorded)
+        run(llm, [[5, 6]], [params])
+    whole = 12  # steps before any sequence comes near its end, which a lag shows later
+    assert budgets[True][:whole] == budgets[False][:whole]
+    assert len(budgets[False]) > whole
+    assert len(set(budgets[False][:whole])) > 1
 
 
 @pytest.mark.parametrize("penalised", [False, True])
