@@ -42,11 +42,11 @@ class Model:
 
 
 def draw_model(seed: int, number: int) -> Model:
-    """Model `number` of a seed: every 24th the bundled one, every 96th with the released ratios, else random."""
+    """Model `number` of a seed: every 24th the bundled one, every 192nd with the released ratios, else random."""
     drawn = derived_seed("model", seed, number)
     if number % 24 == 3:
         return Model("tiny", ModelConfig.from_file(Path(tiny.__file__).parent / "config.json"), None)
-    if number % 96 == 6:
+    if number % 192 == 6:
         return Model("released", released_ratios(), drawn)
     return Model("random", next(layered_configs(drawn)), drawn)
 
