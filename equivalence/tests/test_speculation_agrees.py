@@ -109,15 +109,16 @@ def test_penalised_residual_is_that_of_the_reference(tmp_path: Path, monkeypatch
 
 def test_the_bundled_model_drafts_as_the_reference_does() -> None:
     folder = Path(tiny_folder[0])
-    found = load_checkpoint(folder)
-    model = ReferenceModel(found.config, found.weights, found.token_map)
+    stored = load_checkpoint(folder)
+    model = ReferenceModel(stored.config, stored.weights, stored.token_map)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    prompts = [[40, 41, 42], [7]]
+    prompts = [tokenizer.encode(text).ids for text in ("In the beginning", "And the ")]
     params = [
-        SamplingParams(max_tokens=8, temperature=t, top_k=k, seq_seed=5, logprobs=1, ignore_eos=True)
-        for t, k in ((1.0, 0), (0.7, 30))
+        SamplingParams(max_tokens=10, temperature=t, top_k=k, seq_seed=5, logprobs=1, ignore_eos=True)
+        for t, k in ((0.8, 0), (0.5, 30))
     ]
-    speculation: Any = Speculation(DSpark(model), 5, "ratio")
+    blocks: list[Block] = []
+    speculation: Any = Speculation(DSpark(model), 5, "ratio", record=blocks.append)
     expected = [
         comparable(generate(model, tokenizer, prompt, one, 0, max_model_len=128, complete=speculation))
         for prompt, one in zip(prompts, params, strict=True)
@@ -127,6 +128,11 @@ def test_the_bundled_model_drafts_as_the_reference_does() -> None:
         llm = LLM("tiny", max_num_seqs=2, max_model_len=128, **options)
         assert [comparable(one) for one in llm.generate(prompts, params, use_tqdm=False)] == expected
         llm._engine.check_idle()
+        found, counted = llm.statistics.acceptance, acceptance_statistics.Acceptance.of(blocks, 5)
+        assert (found.verified, found.accepted) == (counted.verified, counted.accepted)
+        assert found.confidence_error == pytest.approx(confidence_errors(blocks, 5), abs=1e-6)
+        assert counted.accepted[1] > 0
+        assert counted.per_draft < 1
 
 
 @pytest.mark.parametrize("most_rows", [1, 7, 64, 65, 100, 300])
