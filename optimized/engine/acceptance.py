@@ -98,5 +98,5 @@ class Acceptance:
         errors = " ".join(f"{error:.3f}" for error in self.confidence_error)
         return (
             f"tau {self.tau:.2f}, {self.mean_length:.2f} drafts a block, kept {self.rho:.2f} of them, by slot {slots}, "
-            f"confidence error {errors}, lag {self.mean_lag:.1f} steps"
-        )
+            f"confidence error {errors}"
+        ) + (f", lag {self.mean_lag:.1f} steps" if self.lags else "")
