@@ -15,16 +15,17 @@ from typing import Any
 from equivalence.generators import drafting, languages, schemas
 from equivalence.generators.batches import Request
 
+KINDS = ("json", "regex", "ebnf", "choice", "json", "any", "regex", "ebnf")
+
 _JSON_CHARACTERS = '"{}[]:, 01ab-'
 
-_WORDS = ("yes", "no", "yesterday", "a,b", "0", '"q"', "ab c", "é")
+_WORDS = ("yes", "no", "yesterday", "a,b", '"q"', "a\\b", "ab c", "é", 'say "no"')
 
 
-def draw_request(rng: random.Random, vocabulary: int) -> Request:
-    """A request in a language, three quarters of them sampled; a bias on its characters lets some drafts be kept."""
+def draw_request(rng: random.Random, vocabulary: int, kind: str) -> Request:
+    """A request in a language of one of KINDS; a bias on some of its characters lets drafts be kept now and then."""
     so_args: dict[str, Any]
     request: Request = {"prompt": [rng.randrange(vocabulary) for _ in range(rng.choice((1, 2, 3, 8, 17)))]}
-    kind = rng.choice(("json", "json", "json", "any", "regex", "regex", "ebnf", "ebnf", "choice"))
     characters = languages.ALPHABET
     if kind in ("json", "any"):
         so_args = {"schema_type": "json", "schema": None if kind == "any" else schemas.draw_schema(rng)}
@@ -58,7 +59,6 @@ def _ids(characters: str, vocabulary: int) -> frozenset[int]:
 def hostile() -> Iterator[dict[str, Any]]:
     """Grammars that are broken, empty, deep, huge, ambiguous without bound, or ask for what cannot be enforced."""
     deep = "(" * 100 + "a" + ")" * 100
-    unsupported = ("not", "if", "uniqueItems", "contains", "dependentRequired", "$dynamicRef", "unevaluatedItems")
     for schema in (
         "{",
         "",
@@ -73,7 +73,13 @@ def hostile() -> Iterator[dict[str, Any]]:
         {"type": "object", "properties": {"a": {}}, "patternProperties": {"^b": {}}},
         {"type": "array", "items": {"type": "string", "minLength": 3, "pattern": "a"}},
         {"type": "string", "pattern": "(a*)*b"},
-        *({name: {}} for name in unsupported),
+        {"not": {}},
+        {"if": True, "then": False},
+        {"type": "array", "uniqueItems": True, "minItems": 2},
+        {"type": "array", "contains": {"const": "no such item"}},
+        {"type": "object", "dependentRequired": {"a": ["b"]}},
+        {"type": "array", "unevaluatedItems": False, "minItems": 1},
+        {"$dynamicRef": "#a"},
     ):
         yield {"schema_type": "json", "schema": schema}
     for pattern in (

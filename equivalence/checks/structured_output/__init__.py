@@ -67,8 +67,8 @@ def one_case(seed: int, number: int) -> Case:
 
 
 def draw_requests(rng: random.Random, vocabulary: int) -> list[Request]:
-    """The requests of a group: seven in a language, two without."""
-    requests = [structured.draw_request(rng, vocabulary) for _ in range(7)]
+    """The requests of a group: one in a language of every kind, two without."""
+    requests = [structured.draw_request(rng, vocabulary, kind) for kind in structured.KINDS]
     for _ in range(2):
         prompt = [rng.randrange(vocabulary) for _ in range(rng.randint(1, 30))]
         requests.append({"prompt": prompt, "params": drafting.draw_sampling(rng, vocabulary, rng.choice((6, 12, 24)))})

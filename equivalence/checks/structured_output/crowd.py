@@ -30,7 +30,8 @@ def run(findings: Findings, backend: str) -> Findings:
     """Generate without the hostile requests, then with them."""
     rng = random.Random(derived_seed("crowd"))
     model = drafting.draw_model(0, 0)
-    good = [structured.draw_request(rng, model.vocabulary) for _ in range(GRAMMARS // 2)]
+    kinds = itertools.islice(itertools.cycle(structured.KINDS), GRAMMARS // 2)
+    good = [structured.draw_request(rng, model.vocabulary, kind) for kind in kinds]
     hostile = [_hostile(so_args) for so_args in itertools.islice(itertools.cycle(structured.hostile()), GRAMMARS // 2)]
     every = GRAMMARS // 2 // PLAIN
     crowd: list[tuple[str, Request]] = []
