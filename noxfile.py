@@ -26,7 +26,7 @@ os.environ.setdefault("PATH", f"/usr/local/bin{os.pathsep}{os.defpath}")
 ROOT = Path(__file__).parent
 SHARED = ROOT / ".nox" / "environment"
 BIN = SHARED / ("Scripts" if sys.platform == "win32" else "bin")
-EQUIVALENCE_CHECKS = ("model", "batch_invariance", "yoco", "scheduler")
+EQUIVALENCE_CHECKS = ("model", "batch_invariance", "yoco", "scheduler", "deterministic_sampling", "structured_output")
 SANITIZED_TESTS = (
     "equivalence/tests/test_choose_budget.py",
     *(

@@ -79,7 +79,7 @@ def hostile() -> Iterator[dict[str, Any]]:
         {"type": "array", "contains": {"const": "no such item"}},
         {"type": "object", "dependentRequired": {"a": ["b"]}},
         {"type": "array", "unevaluatedItems": False, "minItems": 1},
-        {"$dynamicRef": "#a"},
+        {"type": "object", "dependentSchemas": {"a": False}},
     ):
         yield {"schema_type": "json", "schema": schema}
     for pattern in (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from equivalence.mutations import batch_invariance, engine, yoco
+from equivalence.mutations import batch_invariance, deterministic_sampling, engine, structured_output, yoco
 
 pytestmark = pytest.mark.ci
 
-TABLE = (*batch_invariance.TABLE, *yoco.TABLE)
+TABLE = (*batch_invariance.TABLE, *yoco.TABLE, *deterministic_sampling.TABLE, *structured_output.TABLE)
 
 
 def test_there_are_enough_faults_and_no_name_twice() -> None:

@@ -30,7 +30,7 @@ from equivalence.generators.probes import Model
 from equivalence.shrinking import differs
 from reference.spec import RequestOutput
 
-DEFAULT_CASES = 64
+DEFAULT_CASES = 128
 
 GROUP_CASES, MODEL_GROUPS = 32, 2
 """Cases that share their requests and what these give alone; groups that share a model."""
