@@ -59,7 +59,7 @@ def _ids(characters: str, vocabulary: int) -> frozenset[int]:
 def hostile() -> Iterator[dict[str, Any]]:
     """Grammars that are broken, empty, deep, huge, ambiguous without bound, or ask for what cannot be enforced."""
     deep = "(" * 100 + "a" + ")" * 100
-    for schema in (
+    schemas_of_json: tuple[str | dict[str, Any], ...] = (
         "{",
         "",
         "[" * 60_000,
@@ -80,7 +80,8 @@ def hostile() -> Iterator[dict[str, Any]]:
         {"type": "object", "dependentRequired": {"a": ["b"]}},
         {"type": "array", "unevaluatedItems": False, "minItems": 1},
         {"type": "object", "dependentSchemas": {"a": False}},
-    ):
+    )
+    for schema in schemas_of_json:
         yield {"schema_type": "json", "schema": schema}
     for pattern in (
         "(",
