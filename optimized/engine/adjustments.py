@@ -15,7 +15,7 @@ import torch
 
 from optimized.engine.block import Block
 from optimized.engine.sequence import Sequence
-from optimized.engine.token_counts import Ids
+from optimized.engine.token_counts import Integers
 from optimized.ops.adjust_logits import Adjustments, Entries
 
 _KINDS = ("bias", "repetition", "frequency", "presence", "banned")
@@ -25,15 +25,15 @@ _KINDS = ("bias", "repetition", "frequency", "presence", "banned")
 class _Gathered:
     """Entries of one kind, row after row."""
 
-    rows: list[Ids] = field(default_factory=list)
-    ids: list[Ids] = field(default_factory=list)
+    rows: list[Integers] = field(default_factory=list)
+    ids: list[Integers] = field(default_factory=list)
     values: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, row: int, ids: Ids, values: np.ndarray | float) -> None:
-        """Entries of one row: [n] ids and their values, or one value for all."""
-        self.rows.append(np.full(len(ids), row, dtype=np.int64))
-        self.ids.append(ids)
-        self.values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), ids.shape))
+    def add(self, first: int, ids: Integers, values: np.ndarray) -> None:
+        """Entries of some rows from `first` on: [n] ids, the same in each of them, and their values [rows, n]."""
+        self.rows.append(np.repeat(np.arange(first, first + len(values)), len(ids)))
+        self.ids.append(np.tile(ids, len(values)))
+        self.values.append(values.ravel())
 
     def entries(self) -> Entries | None:
         """All of them; None if there are none."""
@@ -49,11 +49,16 @@ def gather_adjustments(blocks: SequenceOf[Block], num_ids: int) -> Adjustments |
         num_ids: ids from here on are never drawn, so that nothing is said about them.
     """
     kinds = {name: _Gathered() for name in _KINDS}
-    row = 0
+    first = 0
     for block in blocks:
-        for place in range(len(block)):
-            _add_row(kinds, row, block.sequence, block.drafts[:place], num_ids)
-            row += 1
+        sequence, params = block.sequence, block.sequence.request.params
+        _add_bias(kinds["bias"], first, sequence, len(block))
+        _add_penalties(kinds, first, block)
+        early = min(len(block), params.min_tokens - len(sequence.token_ids))  # rows before min_tokens
+        if early > 0:
+            banned = np.array([token for token in sequence.stop_ids if token < num_ids], dtype=np.int64)
+            kinds["banned"].add(first, banned, np.zeros((early, len(banned))))
+        first += len(block)
     return _adjustments(kinds)
 
 
@@ -61,7 +66,7 @@ def gather_bias(sequences: SequenceOf[Sequence]) -> Adjustments | None:
     """The bias of one row of each sequence, all that changes a draft's row; None if there is none."""
     kinds = {name: _Gathered() for name in _KINDS}
     for row, sequence in enumerate(sequences):
-        _add_bias(kinds["bias"], row, sequence)
+        _add_bias(kinds["bias"], row, sequence, 1)
     return _adjustments(kinds)
 
 
@@ -70,25 +75,26 @@ def _adjustments(kinds: dict[str, _Gathered]) -> Adjustments | None:
     return None if all(one is None for one in entries.values()) else Adjustments(**entries)
 
 
-def _add_row(kinds: dict[str, _Gathered], row: int, sequence: Sequence, drafts: SequenceOf[int], num_ids: int) -> None:
-    """What is to be done to the row after a sequence's tokens and some drafts."""
-    params = sequence.request.params
-    _add_bias(kinds["bias"], row, sequence)
-    if sequence.counts is not None:
-        ids, counts = sequence.counts.output(drafts)
-        if params.repetition_penalty != 1.0:
-            kinds["repetition"].add(row, sequence.counts.seen(drafts), params.repetition_penalty)
-        if params.frequency_penalty:
-            kinds["frequency"].add(row, ids, params.frequency_penalty * counts.astype(np.float64))
-        if params.presence_penalty:
-            kinds["presence"].add(row, ids, params.presence_penalty)
-    if len(sequence.token_ids) + len(drafts) < params.min_tokens:
-        banned = np.array([token for token in sequence.stop_ids if token < num_ids], dtype=np.int64)
-        kinds["banned"].add(row, banned, 0.0)
+def _add_penalties(kinds: dict[str, _Gathered], first: int, block: Block) -> None:
+    """Those of a block's rows from `first` on; a row before a draft has neutral values for it."""
+    params, token_counts = block.sequence.request.params, block.sequence.counts
+    if token_counts is None:
+        return
+    ids, counts, known = token_counts.through(block.drafts)  # [m], [1 + L, m]
+    stands = counts > 0
+    if params.repetition_penalty != 1.0:
+        seen = stands | (np.arange(len(ids)) < known)
+        kinds["repetition"].add(first, ids, np.where(seen, params.repetition_penalty, 1.0))
+    some = stands[-1]  # in the output, before the last row at least
+    ids, counts, stands = ids[some], counts[:, some], stands[:, some]
+    if params.frequency_penalty:
+        kinds["frequency"].add(first, ids, np.where(stands, params.frequency_penalty * counts, 0.0))
+    if params.presence_penalty:
+        kinds["presence"].add(first, ids, np.where(stands, params.presence_penalty, 0.0))
 
 
-def _add_bias(kind: _Gathered, row: int, sequence: Sequence) -> None:
+def _add_bias(kind: _Gathered, first: int, sequence: Sequence, rows: int) -> None:
     bias = sequence.request.params.logit_bias
     if bias:
         ids = np.fromiter(bias, np.int64, len(bias))
-        kind.add(row, ids, np.array(list(bias.values()), dtype=np.float64))
+        kind.add(first, ids, np.broadcast_to(np.fromiter(bias.values(), np.float64, len(bias)), (rows, len(ids))))

@@ -6,13 +6,12 @@ trace; knows nothing about penalties or logits.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 class TokenCounts:
@@ -20,34 +19,32 @@ class TokenCounts:
 
     def __init__(self, prompt: Iterable[int]) -> None:
         """prompt: its token ids."""
-        self._prompt = set(prompt)
-        self._output: Counter[int] = Counter()
-        self._only_prompt = self._prompt.copy()
+        self._place = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
+        self._ids = np.fromiter(self._place, np.int64, len(self._place))
+        self._counts = np.zeros_like(self._ids)
 
     def commit(self, token: int) -> None:
         """Takes the output's next token."""
-        self._output[token] += 1
-        self._only_prompt.discard(token)
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._ids):
+            room = np.zeros(8 + place // 2, dtype=np.int64)
+            self._ids, self._counts = np.append(self._ids, room), np.append(self._counts, room)
+        self._ids[place] = token
+        self._counts[place] += 1
 
-    def output(self, block: Sequence[int] = ()) -> tuple[Ids, Ids]:
-        """The output's tokens and how often each stands there.
+    def through(self, drafts: Sequence[int] = ()) -> tuple[Integers, Integers, int]:
+        """The tokens of prompt, output and drafts, once each, and how often they stand in the output before each row of
+        a block: before row k, the first k drafts are counted with the output.
 
         Args:
-            block: drafts before the row in question, counted with the output.
+            drafts: L ids.
         Returns:
-            ([n] ids, [n] counts), in no particular order.
+            ([m] ids, [1 + L, m] counts, how many of the ids, the first ones, are those of prompt and output).
         """
-        counts: dict[int, int] = self._output
-        if block:
-            counts = dict(counts)
-            for token in block:
-                counts[token] = counts.get(token, 0) + 1
-        size = len(counts)
-        return np.fromiter(counts.keys(), np.int64, size), np.fromiter(counts.values(), np.int64, size)
-
-    def seen(self, block: Sequence[int] = ()) -> Ids:
-        """[n] the tokens of prompt, output and block, once each, in no particular order."""
-        fresh = [token for token in dict.fromkeys(block) if token not in self._output]
-        parts = [np.fromiter(self._output, np.int64, len(self._output)), np.array(fresh, dtype=np.int64)]
-        rest = self._only_prompt.difference(fresh) if fresh else self._only_prompt
-        return np.concatenate([*parts, np.fromiter(rest, np.int64, len(rest))])
+        known = len(self._place)
+        fresh = list(dict.fromkeys(token for token in drafts if token not in self._place))
+        counts = np.zeros((1 + len(drafts), known + len(fresh)), dtype=np.int64)
+        counts[:, :known] = self._counts[:known]
+        for row, token in enumerate(drafts, start=1):
+            counts[row:, self._place[token] if token in self._place else known + fresh.index(token)] += 1
+        return np.append(self._ids[:known], np.array(fresh, dtype=np.int64)), counts, known

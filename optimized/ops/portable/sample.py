@@ -80,10 +80,10 @@ def draw(processed: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     if not rows.some_drawn:
         return torch.argmax(processed, dim=1)
     words = philox_words(rows.seed, rows.position, rows.sample, rows.role, processed.shape[1])
-    uniform = (words.double() + 0.5) * 2.0**-32
-    noise = torch.log(-torch.log1p(-uniform))
+    uniform = words.double().add_(0.5).mul_(2.0**-32)  # [S, V]; then in place: fresh memory costs more
+    noise = uniform.neg_().log1p_().neg_().log_()  # ln E
     greedy = (rows.temperature < GREEDY_TEMPERATURE)[:, None]
-    return torch.argmax(processed - noise.masked_fill_(greedy, 0.0), dim=1)
+    return torch.argmax(torch.sub(processed, noise.masked_fill_(greedy, 0.0), out=noise), dim=1)
 
 
 @register("log_probabilities")
