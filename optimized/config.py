@@ -7,14 +7,13 @@ variables (environ.py) or about weights.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from reference.spec.errors import ConfigError, nearest, shown
-from reference.spec.sampling import LogprobsMode
+from reference.spec.sampling import LARGEST, LogprobsMode
 from reference.spec.speculation import Verification
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class EngineConfig:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization: got {shown(share)}; accepted: a number above 0, at most 1")
         limit = self.grammar_timeout
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit <= LARGEST:
             raise ConfigError(f"grammar_timeout: got {shown(limit)}; accepted: a finite number of seconds above 0")
         for name in ("async_scheduling", "poison_unused", "enforce_eager", "sync_guard", "penalised_residual"):
             if not isinstance(getattr(self, name), bool):
@@ -154,14 +153,15 @@ class EngineConfig:
             raise ConfigError("penalised_residual: got True; accepted: False, but with verification = 'ratio'")
         if self.page_size < self.nextn + 1:
             raise ConfigError(f"page_size: got {self.page_size}; accepted: at least nextn + 1 = {self.nextn + 1}")
-        if self.step_cost_folder is not None and not isinstance(self.step_cost_folder, str | os.PathLike):
-            raise ConfigError(f"step_cost_folder: got {shown(self.step_cost_folder)}; accepted: a folder, or None")
+        folder = self.step_cost_folder
+        if folder is not None and (folder == "" or not isinstance(folder, str | os.PathLike)):
+            raise ConfigError(f"step_cost_folder: got {shown(folder)}; accepted: a folder, or None")
         table = self.confidence_table
         if table is None or isinstance(table, str | os.PathLike):
             return
         accepted = f"a file, or 1 or nextn = {self.nextn} finite numbers above 0"
         numbers = isinstance(table, list | tuple) and all(type(one) in (int, float) for one in table)
-        if not numbers or len(table) not in (1, self.nextn) or not all(0 < one < math.inf for one in table):
+        if not numbers or len(table) not in (1, self.nextn) or not all(0 < one <= LARGEST for one in table):
             raise ConfigError(f"confidence_table: got {shown(table)}; accepted: {accepted}")
 
     @classmethod

@@ -23,8 +23,9 @@ Cost = Callable[[int], float]
 
 
 def probabilities(logits: Sequence[float], temperatures: Sequence[float]) -> list[float]:
-    """Calibrated confidences of one block, σ(z_k / T_k) in float64."""
-    return [1.0 / (1.0 + math.exp(-max(z / t, -700.0))) for z, t in zip(logits, temperatures, strict=True)]
+    """Calibrated confidences of one block, σ(z_k / T_k) in float64; NaN, which no healthy draft has, counts as -inf."""
+    scaled = [z / t for z, t in zip(logits, temperatures, strict=True)]
+    return [1.0 / (1.0 + math.exp(-(z if z > -700.0 else -700.0))) for z in scaled]
 
 
 def survival(confidences: Sequence[float]) -> list[float]:

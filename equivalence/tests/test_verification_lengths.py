@@ -56,7 +56,10 @@ def test_a_confidence_that_is_no_number_is_never_verified() -> None:
 
 
 def test_survivals_are_those_of_the_reference(rng: np.random.Generator) -> None:
-    extremes = np.array([[800.0, -800, 0, 1e300, -1e300], [-690, -710, 40, -40, 0]])
+    inf, nan = np.inf, np.nan
+    extremes = np.array(
+        [[800.0, -800, 0, 1e300, -1e300], [-690, -710, 40, -40, 0], [inf, 3, nan, inf, 0], [-inf, nan, 0, 0, 0]]
+    )
     confidence = np.concatenate((rng.normal(0, 4, (3000, 5)), extremes))
     temperatures = rng.uniform(0.1, 10, 5)
     expected = [
@@ -66,3 +69,4 @@ def test_survivals_are_those_of_the_reference(rng: np.random.Generator) -> None:
     found = survivals(torch.from_numpy(confidence), torch.from_numpy(temperatures))
     assert found.dtype == torch.float32
     assert found.tolist() == expected
+    assert not np.isnan(expected).any()

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import os
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimized.worker.input_batch import bucket_rows
+from reference.spec.json_file import read_object
 
 Points = list[tuple[int, float]]
 """(rows, milliseconds), rows rising."""
@@ -33,6 +33,8 @@ DENSE_ROWS = 64
 REPEATS = 5
 #: Milliseconds of a step that is not worth the start-up's time: larger ones go on with the slope up to there.
 SLOW = 500.0
+#: Kept points beyond these are none of a step; below them a curve stays finite for any number of rows.
+MOST_ROWS, LONGEST = 2**31, 1e12
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ def kept_points(
     points = measured()
     try:
         _write(path, {"format": FORMAT, "key": dict(key), "points": points})
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _log.warning("step_cost_folder: %s cannot be written: %s", path, error)
     return points
 
@@ -114,21 +116,21 @@ def kept_points(
 def _read(path: Path, key: Mapping[str, Any]) -> Points:
     if not path.is_file():
         raise ValueError("it is not a regular file")
-    record = json.loads(path.read_bytes())
-    if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("key") != dict(key):
+    record = read_object(path)
+    if record.get("format") != FORMAT or record.get("key") != dict(key):
         raise ValueError(f"it is no {FORMAT} of this model, device and options")
     points = record.get("points")
     if not isinstance(points, list) or not points or not all(_is_point(one) for one in points):
-        raise ValueError("its points are not (rows, milliseconds) above 0")
+        raise ValueError("its points are not (rows, milliseconds) of steps")
     if any(one[0] >= other[0] for one, other in itertools.pairwise(points)):
         raise ValueError("its rows do not rise")
     return [(rows, float(time)) for rows, time in points]
 
 
 def _is_point(one: Any) -> bool:
-    if not isinstance(one, list) or len(one) != 2 or type(one[0]) is not int or one[0] < 1:
+    if not isinstance(one, list) or len(one) != 2 or type(one[0]) is not int or not 1 <= one[0] <= MOST_ROWS:
         return False
-    return type(one[1]) in (int, float) and 0 < one[1] < math.inf
+    return type(one[1]) in (int, float) and 0 < one[1] <= LONGEST
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

@@ -244,6 +244,38 @@ def test_a_row_that_cannot_be_drawn_from_ends_its_request_inside_the_block(
     assert broken.token_ids == whole.token_ids[:9]
 
 
+@pytest.mark.parametrize("rule", ["coupled", "ratio"])
+@pytest.mark.parametrize("lengths", ["fixed", "scheduled"])
+@pytest.mark.parametrize("lag", [True, False], ids=["async", "sync"])
+def test_a_broken_draft_costs_nobody_their_text(
+    lag: bool, lengths: str, rule: str, folder: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Confidences and logits of a draft that are no numbers are those of drafts that nobody trusts."""
+    cold = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, n=2, logprobs=1)
+    prompts = [[5, 6], [7], [8, 9, 10]]
+    expected = run(stub_llm(monkeypatch, folder)[0], prompts, [cold] * 3)
+    options: dict[str, Any] = {"verification": rule, "verification_lengths": lengths, "async_scheduling": lag}
+    for value in (float("nan"), float("inf"), -float("inf")):
+        llm, worker = stub_llm(monkeypatch, folder, nextn=4, **options, **CROWDED)
+        propose = worker.propose
+
+        def broken(step: Any, *arguments: Any, propose: Callable[..., Draft] = propose, value: float = value) -> Draft:
+            draft = propose(step, *arguments)
+            confidence = draft.confidence.clone()
+            confidence[:, rng.integers(0, BLOCK)] = value
+            return Draft(draft.ids, draft.logits, confidence)
+
+        monkeypatch.setattr(worker, "propose", broken)
+        drafts = worker.draft_logits
+        monkeypatch.setattr(
+            worker,
+            "draft_logits",
+            lambda tokens, of=drafts, value=value: of(tokens) * (value if len(tokens) % 3 == 0 else 1),
+        )
+        assert run(llm, prompts, [cold] * 3) == expected
+        assert "nan" not in llm.statistics.acceptance.describe()
+
+
 @pytest.mark.parametrize("lag", [True, False], ids=["async", "sync"])
 def test_structured_texts_are_those_without_drafts(lag: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schemas: list[dict[str, Any]] = [

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from optimized.engine.step_cost import Points, curve, kept_points, measure, probe_sizes
+from optimized.engine.step_cost import FORMAT, Points, curve, kept_points, measure, probe_sizes
 
 pytestmark = pytest.mark.ci
 
 KEY = {"model": "m", "device": "d", "nextn": 3}
 POINTS: Points = [(1, 2.0), (8, 3.5)]
+#: Numbers that JSON can write and no step has.
+BEYOND = [[10**400, 1.0], [2**40, 1.0], [1, 10**400], [1, 1e300]]
 
 
 class Measured:
@@ -79,6 +81,11 @@ def test_a_folder_keeps_points_by_what_they_depend_on(tmp_path: Path) -> None:
         json.dumps({"format": "counterpoint step cost 1", "key": KEY, "points": [[True, 1.0]]}),
         json.dumps({"format": "counterpoint step cost 1", "key": {}, "points": [[1, 1.0]]}),
         json.dumps({"format": "something else", "key": KEY, "points": [[1, 1.0]]}),
+        '{"format": "counterpoint step cost 1", "format": "counterpoint step cost 1"}',
+        *(json.dumps({"format": FORMAT, "key": KEY, "points": [one]}) for one in BEYOND),
+        "[" * 100_000,
+        '{"points": ' * 100_000,
+        "9" * 5000,
         "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
     ],
 )
@@ -98,8 +105,16 @@ def test_a_file_that_is_not_ours_is_left_alone(text: str, tmp_path: Path, caplog
 def test_what_cannot_be_written_is_measured_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     caplog.set_level(logging.WARNING)
-    assert kept(tmp_path / "file") == (POINTS, 1)
-    assert "cannot be written" in caplog.text
+    for place in ("file", "file/in/it", "n\0l", "x" * 300):
+        caplog.clear()
+        assert kept(tmp_path / place) == (POINTS, 1)
+        assert "cannot be written" in caplog.text
+
+
+def test_the_curve_of_any_points_that_are_kept_is_finite() -> None:
+    for points in ([(1, 1e-300), (2, 1e12)], [(2**31 - 1, 1e-300), (2**31, 1e12)], [(1, 5e-324)]):
+        cost = curve(points, 70_000)
+        assert ((cost > 0) & (cost < float("inf"))).all()
 
 
 def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

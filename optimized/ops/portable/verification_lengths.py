@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from optimized.ops.registry import register
@@ -14,7 +16,8 @@ _LEAST_LOGIT = -700.0
 @register("survivals")
 def survivals(confidence: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     """[R, n] to [R, n] float32; `cumprod` would multiply in float64."""
-    logits = (confidence.double() / temperatures).clamp_(min=_LEAST_LOGIT)
+    known = torch.nan_to_num(confidence.double() / temperatures, nan=_LEAST_LOGIT, posinf=math.inf, neginf=-math.inf)
+    logits = known.clamp_(min=_LEAST_LOGIT)
     through = torch.reciprocal(1.0 + torch.exp(-logits)).float()
     for slot in range(1, through.shape[1]):
         through[:, slot] *= through[:, slot - 1]
