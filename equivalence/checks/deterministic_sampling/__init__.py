@@ -63,8 +63,11 @@ def one_case(seed: int, number: int) -> Case:
     if nextn and rng.random() < 0.5:
         engine |= {"verification": "ratio", "penalised_residual": rng.random() < 0.25}
     engine |= _around(kind, rng, model, [requests[place] for place in places], nextn)
+    replay: dict[str, Any] = {}
+    if engine.get("yoco_keep_tokens") == _least_keep(model, nextn):
+        replay = {"yoco_mode": "mask", "yoco_keep_tokens": engine["yoco_keep_tokens"]}
     form = kind if kind in ("seeds", "reference") else "same"
-    params = {"form": form, **model.params, "requests": requests, "places": places, "engine": engine}
+    params = {"form": form, **model.params, "requests": requests, "places": places, "engine": engine, "replay": replay}
     if nextn:
         params["costs"] = speculation.draw_costs(rng)
     return Case("deterministic_sampling", f"{number:05d}-{kind}-{nextn}", params)
@@ -76,9 +79,15 @@ def _around(kind: str, rng: random.Random, model: Model, requests: list[Request]
         return speculation.scarce(rng, model, requests, nextn)
     if kind == "compact":
         # With so many rows even the draft's window of taps is what it is without replay.
-        keep = max(model.least_keep, model.receptive_field + model.limits[0] + drafting.BLOCK)
+        whole = model.receptive_field + model.limits[0] + drafting.BLOCK
+        keep = rng.choice((whole, _least_keep(model, nextn)))
         return {**speculation.wide(len(requests)), "yoco_mode": "compact", "yoco_keep_tokens": keep}
     return (speculation.chunked if kind == "chunked" else speculation.roomy)(rng, len(requests))
+
+
+def _least_keep(model: Model, nextn: int) -> int:
+    """Rows that bounded replay keeps at least; what it leaves out shows, so that such a case is compared with masks."""
+    return model.limits[0] + nextn + 1
 
 
 def draw_requests(rng: random.Random, vocabulary: int) -> list[Request]:
@@ -126,6 +135,7 @@ def run(case: Case, options: Options) -> Findings:
         rule = expected.rule_of(request, params["engine"])
         if rule is None:
             continue
+        rule |= params["replay"]
         stored = {key: params[key] for key in ("config", "weights", "requests")}
         want = _alone(json.dumps(stored, sort_keys=True), json.dumps(rule, sort_keys=True), options.backend)[place]
         outputs.compare(findings, f"request {number}", output, want)
