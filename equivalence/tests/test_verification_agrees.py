@@ -163,11 +163,9 @@ def verified(
     with nullcontext() if device == "cpu" else no_waits():
         done = verifier.launch(logits, verifier.prepare(blocks), rows)
     drawn = done.collect()
-    for case, tokens, accepted, last, position, told in zip(
-        cases, done.tokens.tolist(), done.accepted.tolist(), done.last.tolist(), done.last_positions.tolist(), drawn,
-        strict=True,
-    ):  # fmt: skip
-        assert position == case.context.position + accepted
+    for case, tokens, accepted, last, told in zip(
+        cases, done.tokens.tolist(), done.accepted.tolist(), done.last.tolist(), drawn, strict=True
+    ):
         assert tokens == [*case.drafts[:accepted], last, *[0] * (nextn - accepted)]
         assert told[-1].error or [one.token for one in told] == tokens[: accepted + 1]
     return drawn
@@ -263,8 +261,8 @@ def test_nothing_of_a_launch_reads_the_device(
         draft_rows = torch.empty(len(cases), nextn, 33, dtype=torch.float64, device=meta)
         done = verifier.launch(logits, rows, draft_rows)
         assert done.tokens.shape == (20, 1 + nextn) and done.tokens.device.type == meta
-        assert done.accepted.shape == done.last.shape == done.last_positions.shape == (20,)
-        choose = verifier.chooser([case.sequence for case in cases], done.last_positions + 1)
+        assert done.accepted.shape == done.last.shape == (20,)
+        choose = verifier.chooser([case.sequence for case in cases], done.accepted + 1)
         chosen = [choose(logits[:20], slot) for slot in range(6)]
         assert {tokens.shape for tokens in chosen} == {(20,)}
         survival = survivals(torch.empty(20, 5, device=meta), torch.empty(5, dtype=torch.float64, device=meta))

@@ -81,11 +81,8 @@ def curve(points: Points, most_rows: int) -> NDArray[np.float64]:
     left = right - 1
     slope = (times[right] - times[left]) / (sizes[right] - sizes[left])
     straight = times[left] + slope * (rows - sizes[left])
-    exact = (place < len(sizes)) & (sizes[np.minimum(place, len(sizes) - 1)] == rows)
-    gap = place == dense  # between the last dense point and the first one beyond
-    return np.where(
-        (rows <= DENSE_ROWS) & (place < len(sizes)) | exact | (gap & (place < len(sizes))), stairs, straight
-    )
+    exact = sizes[np.minimum(place, len(sizes) - 1)] == rows
+    return np.where((place < len(sizes)) & ((place <= dense) | exact), stairs, straight)
 
 
 def kept_points(

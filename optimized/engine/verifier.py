@@ -86,15 +86,13 @@ class Verified:
     """What a step's blocks commit, on the device.
 
     tokens: [B, 1 + nextn] int64, the accepted drafts and the token after them, then 0. accepted: [B] int64, how many
-    drafts were kept. last: [B] int64, the token after them, the anchor of the next block. last_positions: [B] int64,
-    its index in prompt + output. A block that ends its sequence, or has no healthy row, has some token of the
-    vocabulary there.
+    drafts were kept. last: [B] int64, the token after them, the anchor of the next block; of a block that ends its
+    sequence, or has no healthy row, some token of the vocabulary.
     """
 
     tokens: torch.Tensor
     accepted: torch.Tensor
     last: torch.Tensor
-    last_positions: torch.Tensor
     _blocks: SequenceOf[Block]
     _told: Download  # tokens, accepted, [2, S] `greatest` of the rows before and after adjustment, findings
 
@@ -229,7 +227,6 @@ class Verifier:
             tokens=block_tokens,
             accepted=accepted,
             last=block_tokens.gather(1, accepted[:, None])[:, 0],
-            last_positions=rows.sampling.position[rows.grid[:, 0]] + accepted,
             _blocks=rows.blocks,
             _told=Download(block_tokens, accepted, health, *(() if findings is None else vars(findings).values())),
         )

@@ -30,6 +30,12 @@ class CacheGeometry:
     max_ngram: int
     backtrack: int
 
+    @classmethod
+    def of(cls, config: ModelConfig, page_size: int, num_slots: int, num_pages: int) -> CacheGeometry:
+        """That of a model, whose draft says how much may be taken back."""
+        backtrack = config.dspark_block_size + 1
+        return cls(num_pages, page_size, num_slots, config.sliding_window, config.engram_max_ngram_size, backtrack)
+
     @property
     def ring(self) -> int:
         """Entries of a window ring: position p is kept at p mod ring."""

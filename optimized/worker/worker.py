@@ -58,7 +58,7 @@ class Worker:
         max_rows = config.max_num_batched_tokens or max_model_len
         self._config, self._folder, self._device, self._max_model_len = config, folder, device, max_model_len
         _check_page_size(model_config, config.page_size)
-        geometry = _geometry(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
+        geometry = CacheGeometry.of(model_config, config.page_size, config.max_num_seqs + 1, num_pages=2)
         max_pages = sequence_pages(max_model_len, geometry)
         scratch = InputBatch.planned_bytes(max_rows, config.max_num_seqs, max_pages, config.nextn)
         if config.verification == "ratio":
@@ -172,10 +172,3 @@ def _check_page_size(config: ModelConfig, page_size: int) -> None:
         ratio = config.compress_ratios[layer]
         if page_size % ratio:
             raise ConfigError(f"page_size: got {page_size}; accepted: a multiple of layer {layer}'s ratio {ratio}")
-
-
-def _geometry(config: ModelConfig, page_size: int, num_slots: int, num_pages: int) -> CacheGeometry:
-    backtrack = config.dspark_block_size + 1
-    return CacheGeometry(
-        num_pages, page_size, num_slots, config.sliding_window, config.engram_max_ngram_size, backtrack
-    )

@@ -145,10 +145,7 @@ class ModelInCaches:
 
     def __init__(self, config: ModelConfig, folder: Path, num_pages: int = 65, num_slots: int = 6) -> None:
         device = torch.device("cpu")
-        backtrack = config.dspark_block_size + 1
-        self.geometry = CacheGeometry(
-            num_pages, PAGE_SIZE, num_slots, config.sliding_window, config.engram_max_ngram_size, backtrack
-        )
+        self.geometry = CacheGeometry.of(config, PAGE_SIZE, num_slots, num_pages)
         self.caches = Caches.allocate(config, self.geometry, device)
         token_map = torch.arange(config.vocab_size) * 7 % 60 if config.engram_layer_ids else None
         self._model = Transformer(config, load_weights(folder, config, device), token_map, self.geometry, drafts=True)
