@@ -114,26 +114,27 @@ class Variable:
 
 _OFF = (False,)
 _ZERO = (0,)
+_BUCKETS = (8,)  # worker/input_batch.py
 
 VARIABLES: dict[str, Variable] = {
     "ACCELERATOR": Variable(parse_text),
     "BATCH_INVARIANT": Variable(parse_bool, satisfied=(True, False)),  # always on: off asks for nothing less
     "COMPUTE_SUM_SMALLER_PROBS": Variable(parse_bool, satisfied=_OFF),
     "CPP_LOG_LEVEL": Variable(parse_choice("off", "error", "warn", "info")),
-    "CUDAGRAPH_BATCH_SIZE_INTERVAL": Variable(parse_int),
+    "CUDAGRAPH_BATCH_SIZE_INTERVAL": Variable(parse_int, satisfied=_BUCKETS),
     "DECODE_PERF_CACHE_DIR": Variable(parse_text, option="step_cost_folder", convert=lambda folder: folder or None),
     "DECODE_PERF_CACHE_TTL_SEC": Variable(parse_int),
     "DECODE_TOKEN_BLACKLIST": Variable(parse_token_ranges, satisfied=((),)),
     "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": Variable(parse_number_list, option="confidence_table"),
-    "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": Variable(parse_int),
-    "DFLASH_ENFORCE_EAGER": Variable(parse_bool),
+    "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": Variable(parse_int, satisfied=_BUCKETS),
+    "DFLASH_ENFORCE_EAGER": Variable(parse_bool, satisfied=_OFF),
     "DISABLE_SYNC_GUARD": Variable(parse_bool, option="sync_guard", convert=operator.not_),
     "ENABLE_MEMORY_TRACING": Variable(parse_bool, satisfied=_OFF),
     "ENABLE_MTP_VARLEN": Variable(
         parse_bool, option="verification_lengths", convert=lambda varies: "scheduled" if varies else "fixed"
     ),
     "ENFORCE_EAGER": Variable(parse_bool, option="enforce_eager"),
-    "ENGRAM_FORCE_GPU_STORAGE": Variable(parse_bool),
+    "ENGRAM_FORCE_GPU_STORAGE": Variable(parse_bool, satisfied=(True,)),  # they are nowhere else
     "ENGRAM_PAD_TOKEN": Variable(parse_int),
     "EXPERT_COUNT_WINDOW_SIZE": Variable(parse_int),
     "EXPERT_REARRANGEMENT_STEP_INTERVAL": Variable(parse_int, satisfied=_ZERO),
@@ -147,7 +148,7 @@ VARIABLES: dict[str, Variable] = {
     "INDEX_ATTN_MEMORY_LIMIT": Variable(parse_int),
     "JIT_CACHE_DIR": Variable(parse_text),
     "LOGGING_INTERVAL_STEP": Variable(parse_int, option="log_stats_interval", convert=lambda steps: max(steps, 0)),
-    "MAX_BACKTRACKING_TOKENS": Variable(parse_int),
+    "MAX_BACKTRACKING_TOKENS": Variable(parse_int, satisfied=(0, 1)),  # published: never fewer than nextn + 1
     "MOE_LB_STAT_INTERVAL": Variable(parse_int),
     "MULTI_MODAL_BUFFER_SIZE": Variable(parse_int),
     "MULTI_MODAL_WORKER_TIMEOUT": Variable(parse_float),
