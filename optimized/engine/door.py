@@ -97,12 +97,12 @@ class Door:
             raise RequestError("prompt: got ''; accepted: a string of at least one character")
         if self._tokenizer is None:
             raise RequestError(
-                f"prompt: got {_short(text)}, but the checkpoint has no tokenizer.json; accepted: token ids"
+                f"prompt: got {shown(text)}, but the checkpoint has no tokenizer.json; accepted: token ids"
             )
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise RequestError(f"prompt: got {_short(text)}; accepted: text without lone surrogates") from error
+            raise RequestError(f"prompt: got {shown(text)}; accepted: text without lone surrogates") from error
         return _checked_ids(self._tokenizer.encode(text), self._limits.vocab_size)
 
     def _max_tokens(self, length: int, params: SamplingParams) -> int:
@@ -124,7 +124,7 @@ class Door:
             if getattr(params, name) and self._tokenizer is None:
                 given, neutral = getattr(params, name), getattr(SamplingParams(), name)
                 raise RequestError(
-                    f"{name}: got {_short(given)}, but the checkpoint has no tokenizer.json; accepted: {neutral}"
+                    f"{name}: got {shown(given)}, but the checkpoint has no tokenizer.json; accepted: {neutral}"
                 )
         for name in ("stop_token_ids", "logit_bias"):
             for token in getattr(params, name) or ():
@@ -151,7 +151,7 @@ def prompt_list(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping) or _is_array(prompts):
         return [prompts]
     if not isinstance(prompts, list | tuple):
-        raise RequestError(f"prompts: got {_short(prompts)}; accepted: {ACCEPTED_PROMPTS}, or a list of these")
+        raise RequestError(f"prompts: got {shown(prompts)}; accepted: {ACCEPTED_PROMPTS}, or a list of these")
     nested = any(isinstance(item, list | tuple | Mapping) or _is_array(item) for item in prompts)
     if prompts and not nested and isinstance(prompts[0], int | float | np.number):
         return [list(prompts)]
@@ -171,10 +171,10 @@ def params_list(params: Any, count: int) -> list[SamplingParams]:
         check_available(params)
         return [params] * count
     if not isinstance(params, list | tuple):
-        raise RequestError(f"sampling_params: got {_short(params)}; accepted: SamplingParams, or a list of {count}")
+        raise RequestError(f"sampling_params: got {shown(params)}; accepted: SamplingParams, or a list of {count}")
     for index, item in enumerate(params):
         if not isinstance(item, SamplingParams):
-            raise RequestError(f"sampling_params[{index}]: got {_short(item)}; accepted: SamplingParams")
+            raise RequestError(f"sampling_params[{index}]: got {shown(item)}; accepted: SamplingParams")
         check_available(item)
     if len(params) != count:
         raise RequestError(f"sampling_params: got a list of {len(params)}; accepted: a list of {count}, one a prompt")
@@ -190,14 +190,14 @@ def _split(prompt: Any) -> tuple[str | None, Any]:
     for key in prompt:
         if key not in PROMPT_KEYS:
             raise RequestError(
-                f"prompt: unknown key {_short(key)}{nearest(_short(key), list(PROMPT_KEYS))}; accepted: {PROMPT_KEYS}"
+                f"prompt: unknown key {shown(key)}{nearest(shown(key), list(PROMPT_KEYS))}; accepted: {PROMPT_KEYS}"
             )
     if len(prompt) != 1:
         raise RequestError(f"prompt: got keys {sorted(prompt)}; accepted: exactly one of {PROMPT_KEYS}")
     if "prompt_token_ids" in prompt:
         return None, prompt["prompt_token_ids"]
     if not isinstance(prompt["prompt"], str):
-        raise RequestError(f"prompt: got {_short(prompt['prompt'])}; accepted: a string")
+        raise RequestError(f"prompt: got {shown(prompt['prompt'])}; accepted: a string")
     return prompt["prompt"], None
 
 
@@ -206,7 +206,7 @@ def _checked_ids(ids: Any, vocab_size: int) -> list[int]:
     if _is_array(ids):
         ids = ids.tolist()
     if not isinstance(ids, list | tuple):
-        raise RequestError(f"prompt: got {_short(ids)}; accepted: {ACCEPTED_PROMPTS}")
+        raise RequestError(f"prompt: got {shown(ids)}; accepted: {ACCEPTED_PROMPTS}")
     if not ids:
         raise RequestError("prompt_token_ids: got []; accepted: at least one token id")
     accepted = f"integers from 0 to {vocab_size - 1}"
@@ -218,19 +218,9 @@ def _checked_id(index: int, value: Any, vocab_size: int, accepted: str) -> int:
         token = operator.index(value)
         if 0 <= token < vocab_size:
             return token
-    raise RequestError(f"prompt_token_ids[{index}]: got {_short(value)}; accepted: {accepted}")
+    raise RequestError(f"prompt_token_ids[{index}]: got {shown(value)}; accepted: {accepted}")
 
 
 def _is_array(value: Any) -> bool:
     """NumPy arrays and torch tensors, told without importing torch."""
     return isinstance(value, np.ndarray) or (hasattr(value, "tolist") and hasattr(value, "ndim") and value.ndim > 0)
-
-
-def _short(value: Any, limit: int = 80) -> str:
-    """repr, cut to `limit` characters; the type alone where there is no repr."""
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, str | bytes | list | tuple) and len(value) > limit:
-        return shown(value[:limit])[:limit] + "…"
-    text = shown(value)
-    return text if len(text) <= limit else text[:limit] + "…"

@@ -36,8 +36,12 @@ class EngineError(CounterpointError, RuntimeError):
 
 
 def shown(value: object, limit: int = 300) -> str:
-    """`repr` for a message: cut to limit characters, and never an error of its own."""
+    """`repr` for a message: cut to limit characters, of a huge integer its size alone, never an error of its own."""
     try:
+        if isinstance(value, int) and value.bit_length() > 256:
+            return f"an integer of {value.bit_length()} bits"
+        if isinstance(value, str | bytes | list | tuple) and len(value) > limit:
+            value = value[:limit]
         text = repr(value)
     except Exception:  # noqa: BLE001 - the value's own repr may raise anything
         return f"<{type(value).__name__}>"

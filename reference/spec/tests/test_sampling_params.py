@@ -43,7 +43,7 @@ def test_bad_value_is_refused_by_name(name: str, value: Any) -> None:
 
 
 def test_number_too_long_to_print_is_still_refused_by_name() -> None:
-    with pytest.raises(RequestError, match=r"SamplingParams\.temperature = <int>"):
+    with pytest.raises(RequestError, match=r"SamplingParams\.temperature = an integer of 16610 bits"):
         SamplingParams(temperature=10**5000)
 
 
