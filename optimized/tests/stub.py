@@ -6,8 +6,8 @@ that is too short.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from optimized import LLM
 from optimized._core import StepPlan
 from optimized.config import EngineConfig
 from optimized.model.draft import Choose, Draft
+from optimized.model.tests.random_models import WINDOWS
 from optimized.worker.decode_rows import BlockLimits, BlockResults
 from optimized.worker.input_batch import InputBatch, Prepared
 from reference.spec.config import ModelConfig
@@ -28,7 +29,7 @@ BLOCK = 5
 CONTEXT = 96
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class StubStep:
     """A step that was prepared, and its plan."""
 
@@ -128,39 +129,16 @@ class StubWorker:
 
 def model_folder(folder: Path, *, tokenizer: bool = True, eos: int = 1, vocab_size: int = VOCAB) -> Path:
     """A folder with a configuration and, if wanted, a byte-level tokenizer of 256 bytes, EOS and a few words."""
-    config = ModelConfig(
+    config = dataclasses.replace(
+        WINDOWS,
         vocab_size=vocab_size,
-        hidden_size=64,
         num_hidden_layers=1,
-        num_attention_heads=2,
-        head_dim=32,
-        qk_rope_head_dim=32,
-        q_lora_rank=32,
-        o_lora_rank=32,
-        o_groups=2,
-        moe_intermediate_size=32,
-        swiglu_limit=10.0,
-        rms_norm_eps=1e-6,
         max_position_embeddings=CONTEXT,
         sliding_window=32,
-        rope_theta=10000.0,
-        compress_rope_theta=10000.0,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        routed_scaling_factor=1.0,
         compress_ratios=(0, 0),
-        kv_source_layer_ids=(),
-        index_source_layer_ids=(),
-        hc_mult=4,
-        hc_sinkhorn_iters=2,
-        hc_eps=1e-6,
         num_nextn_predict_layers=1,
         dspark_block_size=BLOCK,
-        dspark_noise_token_id=2,
         dspark_target_layer_ids=(0,),
-        dspark_markov_rank=32,
-        dspark_n_routed_experts=4,
-        dspark_num_experts_per_tok=2,
         eos_token_id=eos,
     )
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
