@@ -45,7 +45,8 @@ std::string Scheduler::explain_never(std::int64_t prompt_length, std::int64_t ma
     }
     const std::int64_t need = lifetime_pages(prompt_length, max_tokens);
     if (pages_.can_allocate(need) == Admission::NEVER) {
-        return "the request may grow to " + std::to_string(sequence_limit(prompt_length, max_tokens)) + " tokens, which takes " +
+        return "the request may grow to " + std::to_string(sequence_limit(prompt_length, max_tokens)) +
+               " tokens, which with room for nextn + 1 = " + std::to_string(options_.nextn + 1) + " more takes " +
                std::to_string(need) + " pages of " + std::to_string(options_.page_size) + " tokens; the pool has " +
                std::to_string(pages_.num_usable());
     }
