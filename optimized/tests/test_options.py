@@ -229,7 +229,16 @@ def test_a_known_variable_without_effect_is_reported_unless_it_asks_for_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    environ.overrides({"DEEPINFER_COMPUTE_SUM_SMALLER_PROBS": "0", "DEEPINFER_BATCH_INVARIANT": "1"})
+    nothing = {
+        "COMPUTE_SUM_SMALLER_PROBS": "0",
+        "BATCH_INVARIANT": "1",
+        "CUDAGRAPH_BATCH_SIZE_INTERVAL": "8",
+        "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": "8",
+        "DFLASH_ENFORCE_EAGER": "0",
+        "ENGRAM_FORCE_GPU_STORAGE": "1",
+        "MAX_BACKTRACKING_TOKENS": "1",
+    }
+    assert environ.overrides({f"DEEPINFER_{name}": text for name, text in nothing.items()}) == {}
     assert caplog.text == ""
     environ.overrides({"DEEPINFER_EXPERT_REARRANGEMENT_STEP_INTERVAL": "5"})
     assert "DEEPINFER_EXPERT_REARRANGEMENT_STEP_INTERVAL=5 is not supported yet and has no effect" in caplog.text
