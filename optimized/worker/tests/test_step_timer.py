@@ -16,7 +16,7 @@ from optimized.model.tests.random_models import FULL, write_checkpoint
 from optimized.worker.decode_rows import BlockLimits, BlockResults
 from optimized.worker.step_timer import MadeUpPlan
 from optimized.worker.tests.test_input_batch import HostWaitGuard
-from optimized.worker.tests.test_memory import nbytes, tensors_in
+from optimized.worker.tests.test_memory import holds_what_its_plan_says
 from optimized.worker.worker import Worker
 from reference.spec.errors import EngineError
 
@@ -73,11 +73,7 @@ def test_timed_steps_leave_nothing_behind(worker: Worker, rng: np.random.Generat
 
 
 def test_a_worker_with_drafts_holds_what_its_plan_says(worker: Worker) -> None:
-    runner = worker._runner
-    model = runner._model
-    held = [*tensors_in(model.weights), *tensors_in(model._frequencies), *runner._caches.tensors()]
-    held += runner._batch.buffers
-    assert nbytes(held) <= worker.memory_plan.total <= 1.05 * nbytes(held)
+    assert holds_what_its_plan_says(worker)
 
 
 def test_rows_that_drafts_are_drawn_from_are_planned_for(tmp_path: Path) -> None:
