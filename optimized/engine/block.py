@@ -15,7 +15,7 @@ class Block:
     """1 + L rows of logits, row k after the sequence's tokens and the first k drafts.
 
     drafts: L ids, the first ones of what was drafted; none in a step that does not verify.
-    source: its place among the blocks that were drafted at once, where ratio finds what the drafts were drawn from.
+    source: where the ratio rule finds what the drafts were drawn from, by number of its state slot; -1: nowhere.
     """
 
     sequence: Sequence

@@ -225,7 +225,8 @@ class StepPipeline:
             logits = step.logits.result()
             device = logits.device
             verified = None
-            newest, accepted = upload(anchors, device), upload([0] * len(resumed), device)  # [A]
+            newest = upload(anchors, device)  # [A]
+            accepted = torch.zeros_like(newest)
             if block_rows is not None:
                 chosen = logits.index_select(0, upload(wanted, device))
                 verified = self._verifier.launch(chosen, block_rows, self._draft_rows)
@@ -254,12 +255,9 @@ class StepPipeline:
         draft = self._worker.propose(prepared, places, newest, accepted, choose)
         if choose.rows is not None:
             self._keep_rows(choose.rows, prepared.slots[places])
-        confidence = draft.confidence[:, :nextn]
-        temperatures = upload(self._drafting.temperatures, newest.device, np.float64)  # [2, n]
-        cold = [one.request.params.temperature < GREEDY_TEMPERATURE for one in step.drafted]
-        greedy = upload(cold, newest.device, np.bool_)  # [A]
-        drawn, argmax = (survivals(confidence, row) for row in temperatures)
-        return draft.ids[:, :nextn], torch.where(greedy[:, None], argmax, drawn)
+        greedy = [int(one.request.params.temperature < GREEDY_TEMPERATURE) for one in step.drafted]  # [A]
+        temperatures = upload(self._drafting.temperatures[greedy], newest.device, np.float64)  # [A, n]
+        return draft.ids[:, :nextn], survivals(draft.confidence[:, :nextn], temperatures)
 
     def _keep_rows(self, rows: Tensor, slots: Tensor) -> None:
         """What drafts were drawn from, [A, n, V], until their step is verified, by state slot."""

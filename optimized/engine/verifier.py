@@ -1,9 +1,9 @@
 """Draws the tokens of a step: which drafts of each block are kept and which token follows them, with its logprobs.
 
-Knows which numbers of a sequence the sampling operations need, and the order of a block's rows; knows nothing about how
-a token is drawn, where drafts come from or what happens to the tokens afterwards. A block without drafts is a plain
-draw. Three stages: ``Verifier.prepare`` reads sequences and no device, ``Verifier.launch`` queues work on the device
-and reads nothing back, ``Verified.collect`` waits for it. Rules: serving specification §1.1, §1.7.
+Knows which numbers of a sequence the sampling operations need, for drafts too, and the order of a block's rows; knows
+nothing about how a token is drawn or what happens to it afterwards. A block without drafts is a plain draw. Three
+stages: ``Verifier.prepare`` reads sequences and no device, ``Verifier.launch`` queues work on the device and reads
+nothing back, ``Verified.collect`` waits for it. Rules: serving specification §1.1, §1.7.
 """
 
 from __future__ import annotations

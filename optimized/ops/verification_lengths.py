@@ -18,13 +18,13 @@ def survivals(confidence: torch.Tensor, temperatures: torch.Tensor) -> torch.Ten
     """Probability that drafts 1..k are all kept, for every k: running products of sigma(z / T), in slot order.
 
     Args:
-        confidence: [R, n], raw logits z; NaN, which no healthy draft has, counts as -inf. temperatures: [n] float64, T
-            of each slot.
+        confidence: [R, n], raw logits z; NaN, which no healthy draft has, counts as -inf. temperatures: [n] or [R, n]
+            float64, T of each slot.
     Returns:
         [R, n] float32; the sigmas are float64, rounded to float32 before they are multiplied.
     """
-    fits = confidence.dim() == 2 and confidence.shape[1:] == temperatures.shape
-    require(fits, "survivals", "confidence [R, n], temperatures [n]", confidence, temperatures)
+    fits = confidence.dim() == 2 and temperatures.shape in (confidence.shape, confidence.shape[1:])
+    require(fits, "survivals", "confidence [R, n], temperatures [n] or [R, n]", confidence, temperatures)
     return SURVIVALS.on(confidence)(confidence, temperatures)
 
 
