@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from optimized.engine.verifier import BlockRows, DraftChooser, Verifier
+from optimized.engine.draft_chooser import DraftChooser
+from optimized.engine.verifier import BlockRows, Verifier
 from optimized.ops.sample import DRAFT, RESIDUAL, TARGET, SamplingRows, draw, process_logits
 from optimized.ops.verify import judge_drafts
 from reference import verification

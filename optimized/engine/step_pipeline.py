@@ -21,8 +21,7 @@ from optimized.engine.block import Block
 from optimized.engine.device_queue import DeviceQueue
 from optimized.engine.prompt_logprobs import PromptRows, take_prompt_logprobs, wanted_rows
 from optimized.engine.sequence import Proposal, Sequence
-from optimized.engine.verifier import Drawn, Verified, Verifier
-from optimized.ops.sample import GREEDY_TEMPERATURE
+from optimized.engine.verifier import Drawn, Verified, Verifier, is_greedy
 from optimized.ops.verification_lengths import survivals
 from optimized.worker.decode_rows import BlockLimits, BlockResults
 from optimized.worker.transfer import Download, upload
@@ -255,7 +254,7 @@ class StepPipeline:
         draft = self._worker.propose(prepared, places, newest, accepted, choose)
         if choose.rows is not None:
             self._keep_rows(choose.rows, prepared.slots[places])
-        greedy = [int(one.request.params.temperature < GREEDY_TEMPERATURE) for one in step.drafted]  # [A]
+        greedy = [int(is_greedy(one.request.params)) for one in step.drafted]  # [A]
         temperatures = upload(self._drafting.temperatures[greedy], newest.device, np.float64)  # [A, n]
         return draft.ids[:, :nextn], survivals(draft.confidence[:, :nextn], temperatures)
 

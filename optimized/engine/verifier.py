@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from optimized.engine.adjustments import gather_adjustments, gather_bias
 from optimized.engine.block import Block
+from optimized.engine.draft_chooser import DraftChooser
 from optimized.engine.logprob_report import Findings, find
 from optimized.engine.sequence import Sequence
 from optimized.engine.structured.requests import masks
@@ -187,7 +188,7 @@ class Verifier:
         """[J] rows whose drafts are put to the ratio test."""
         if self._rule == "coupled":
             return np.zeros(0, dtype=np.int64)
-        drawn = [not _is_greedy(block.sequence.request.params) for block in blocks]
+        drawn = [not is_greedy(block.sequence.request.params) for block in blocks]
         return np.flatnonzero(np.array(drawn, dtype=np.bool_)[owner] & (drafts >= 0))
 
     def launch(self, logits: torch.Tensor, rows: BlockRows, draft_rows: torch.Tensor | None = None) -> Verified:
@@ -270,49 +271,6 @@ class Verifier:
         )
 
 
-class DraftChooser:
-    """Chooses the drafts of A blocks, slot after slot; an ``optimized.model.draft.Choose`` that reads no device.
-
-    A draft's row has its request's bias, temperature and filters, but neither penalties nor masks. Slots from nextn on
-    are no drafts: they take the argmax.
-    """
-
-    def __init__(
-        self, sampling: SamplingRows, bias: Adjustments | None, num_ids: int, nextn: int, *, keep_rows: bool
-    ) -> None:
-        """
-        Args:
-            sampling: of A rows, at the positions of the first drafts.
-            keep_rows: whether verification will ask what the drafts were drawn from.
-        """
-        self._sampling = sampling
-        self._bias = bias
-        self._num_ids = num_ids
-        self._nextn = nextn
-        self._kept: list[torch.Tensor] | None = [] if keep_rows else None
-
-    def __call__(self, logits: torch.Tensor, slot: int) -> torch.Tensor:
-        """(logits [A, V] of a slot, slot) -> token ids [A]; called slot after slot."""
-        if slot >= self._nextn:
-            return torch.argmax(logits, dim=1)
-        known = logits.double()  # [A, V]
-        if self._num_ids < known.shape[1]:
-            known = known.clone()
-            known[:, self._num_ids :] = -torch.inf
-        if self._bias is not None:
-            known = adjust_logits(known, self._bias)
-        sampling = replace(self._sampling, position=self._sampling.position + slot)
-        processed = process_logits(known, sampling)
-        if self._kept is not None:
-            self._kept.append(processed)
-        return draw(processed, sampling)
-
-    @property
-    def rows(self) -> torch.Tensor | None:
-        """[A, nextn, V] float64, what the drafts were drawn from, once all are chosen; None if nothing was kept."""
-        return torch.stack(self._kept, dim=1) if self._kept else None
-
-
 def _of_block(
     block: Block,
     first: int,
@@ -338,7 +296,7 @@ def _sampling(sequences: SequenceOf[Sequence], owner: Integers, slot: Integers, 
         owner: [S], which of the sequences a row belongs to. slot: [S], how many drafts stand before it. role: [S].
     """
     params = [one.request.params for one in sequences]
-    drawn = [one for one in params if not _is_greedy(one)]
+    drawn = [one for one in params if not is_greedy(one)]
 
     def numbers(values: list[float]) -> torch.Tensor:
         return torch.from_numpy(np.array(values, dtype=np.float64)[owner])  # [S]
@@ -360,7 +318,8 @@ def _sampling(sequences: SequenceOf[Sequence], owner: Integers, slot: Integers, 
     )
 
 
-def _is_greedy(params: SamplingParams) -> bool:
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether its tokens are those of the argmax."""
     return params.temperature < GREEDY_TEMPERATURE
 
 

@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 class MemoryPlan:
     """What a worker keeps for its life, in bytes.
 
-    weights: all of them, as the backend's operations read them. scratch: the input buffers, and the logits of captured
-    steps. overhead: what an accelerator's libraries and allocator take. page, slot: one page, one state slot.
-    num_pages, num_slots: page 0 and slot 0 included.
+    weights: all of them, as the backend's operations read them. scratch: the input buffers, the logits of captured
+    steps, and what the drafts of the ratio rule were drawn from. overhead: what an accelerator's libraries and
+    allocator take. page, slot: one page, one state slot. num_pages, num_slots: page 0 and slot 0 included.
     """
 
     weights: int
