@@ -50,7 +50,7 @@ NOISE = (
     ),
     Mutation(
         "draft_noise_one_position_on",
-        _VERIFIER,
+        "optimized/engine/draft_chooser.py",
         "position=self._sampling.position + slot)",
         "position=self._sampling.position + slot + 1)",
         "§1.7: noise belongs to the position of the token that it draws",
