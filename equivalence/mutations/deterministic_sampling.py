@@ -21,6 +21,7 @@ _DRAFTED = ("00015", "00031", "00047", "00063")
 _SCHEDULED = ("00013", "00026", "00028", "00048", "00053")
 
 _VERIFIER = "optimized/engine/verifier.py"
+_CHOOSER = "optimized/engine/draft_chooser.py"
 _ADJUSTMENTS = "optimized/engine/adjustments.py"
 _ENGINE = "optimized/engine/engine.py"
 _PIPELINE = "optimized/engine/step_pipeline.py"
@@ -50,7 +51,7 @@ NOISE = (
     ),
     Mutation(
         "draft_noise_one_position_on",
-        "optimized/engine/draft_chooser.py",
+        _CHOOSER,
         "position=self._sampling.position + slot)",
         "position=self._sampling.position + slot + 1)",
         "§1.7: noise belongs to the position of the token that it draws",
@@ -132,14 +133,14 @@ RULES = (
     Mutation(
         "greedy_put_to_the_ratio_test",
         _VERIFIER,
-        "drawn = [not _is_greedy(block.sequence.request.params) for block in blocks]",
+        "drawn = [not is_greedy(block.sequence.request.params) for block in blocks]",
         "drawn = [True for block in blocks]",
         "§1.1: a greedy request keeps what its argmax confirms, under either rule",
         ("00010", "00011", "00027", "00055"),
     ),
     Mutation(
         "drafts_at_another_temperature",
-        _VERIFIER,
+        _CHOOSER,
         "processed = process_logits(known, sampling)",
         "processed = process_logits(known, replace(sampling, temperature=sampling.temperature.clamp(max=1.0)))",
         "§1.7: drafts are drawn at the temperature and through the filters of their request",
@@ -147,7 +148,7 @@ RULES = (
     ),
     Mutation(
         "drafts_without_bias",
-        _VERIFIER,
+        _CHOOSER,
         "        if self._bias is not None:\n            known = adjust_logits(known, self._bias)\n",
         "",
         "§1.7: bias holds for drafts too",
@@ -166,16 +167,16 @@ RULES = (
 BLOCKS = (
     Mutation(
         "penalty_a_step_late",
-        _ADJUSTMENTS,
-        "ids, counts = sequence.counts.output(drafts)",
-        "ids, counts = sequence.counts.output(drafts[:-1])",
+        "optimized/engine/token_counts.py",
+        "counts[row:, ",
+        "counts[row + 1 :, ",
         "§5.2: a row counts every draft before it",
     ),
     Mutation(
         "repetition_without_drafts",
         _ADJUSTMENTS,
-        "sequence.counts.seen(drafts)",
-        "sequence.counts.seen()",
+        "seen = stands | (",
+        "seen = (stands & False) | (",
         "§5.2: a row has seen every draft before it",
         ("00084", "00085", "00092"),
     ),

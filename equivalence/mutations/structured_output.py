@@ -122,8 +122,8 @@ TABLE = (
     Mutation(
         "min_tokens_without_drafts",
         "optimized/engine/adjustments.py",
-        "if len(sequence.token_ids) + len(drafts) < params.min_tokens:",
-        "if len(sequence.token_ids) < params.min_tokens:",
+        "early = min(len(block), params.min_tokens - len(sequence.token_ids))",
+        "early = len(block) if len(sequence.token_ids) < params.min_tokens else 0",
         "§5.2: min_tokens counts the drafts before a row",
         ("00024", "00025", "00026"),
     ),
