@@ -77,14 +77,15 @@ class Completion:
         self._finish()
 
     def _finish(self) -> None:
-        """Set the text, and the reasons if the newest token ends the completion."""
+        """Set the text, and the reasons if the newest token ends the completion. A character that is not complete
+        at the end of the text matches no stop string yet."""
         ids, params = self.output.token_ids, self._params
         stopped_by_id = ids[-1] in self.ends
         self.output.text = self._text(ids[:-1] if stopped_by_id else ids)
         match = None
         if len(ids) > params.min_tokens:
             settled = self._text(ids[: params.min_tokens]).rstrip(INCOMPLETE)
-            match = first_stop(self.output.text, params.stop, len(settled))
+            match = first_stop(self.output.text.rstrip(INCOMPLETE), params.stop, len(settled))
         if match is not None:
             self.output.text = self.output.text[: match[0]]
             self._end("stop", match[1])

@@ -53,6 +53,8 @@ OF_TYPE: dict[str, frozenset[str]] = {
         ]
     ),
 }
+#: Enforced by their shape: the digits of a date are checked, not the calendar (2026-02-30 passes), and an IPv4 address
+#: may have leading zeros.
 FORMATS = frozenset(
     [
         "date",
