@@ -23,6 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import provenance
+from benchmarks.arguments import at_least, new_file, sizes
 from optimized._core import Scheduler, StepPlan
 from optimized.config import EngineConfig
 from optimized.worker.worker import Worker
@@ -72,10 +73,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m benchmarks.device_steps", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("--model", default="tiny", help="`tiny` or a checkpoint folder (default: tiny)")
-    parser.add_argument("--batch", default="1,8,64", help="batch sizes, comma separated (default: 1,8,64)")
-    parser.add_argument("--context", type=int, default=512, help="prompt tokens (default: 512)")
-    parser.add_argument("--steps", type=int, default=30, help="timed decode steps (default: 30)")
-    parser.add_argument("--report", type=Path, help="write the figures to this JSON file too")
+    parser.add_argument("--batch", type=sizes, default="1,8,64", help="batch sizes, comma separated (default: 1,8,64)")
+    parser.add_argument("--context", type=at_least(1), default=512, help="prompt tokens (default: 512)")
+    parser.add_argument("--steps", type=at_least(1), default=30, help="timed decode steps (default: 30)")
+    parser.add_argument("--report", type=new_file, help="write the figures to this JSON file too")
     return parser.parse_args(arguments)
 
 
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
         f"eager launch {ceilings.launch_us:.1f} us\n{HEADER}"
     )
     figures = []
-    for batch in map(int, options.batch.split(",")):
+    for batch in options.batch:
         for eager in (True, False):
             figures.append(one := measure(model, batch, options, eager=eager))
             operations = "-" if one.operations is None else str(one.operations)

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks import provenance
+from benchmarks.arguments import at_least, new_file, sizes
 from benchmarks.hf_baseline import Baseline, BaselineUnavailableError
 from optimized import LLM, SamplingParams
 from reference import checkpoint as reference_checkpoint
@@ -106,16 +107,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m benchmarks.engine", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("--model", default="tiny", help="`tiny` or a checkpoint folder (default: tiny)")
-    parser.add_argument("--batch", default="1,8,64", help="batch sizes, comma separated (default: 1,8,64)")
-    parser.add_argument("--context", type=int, default=512, help="prompt tokens (default: 512)")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens per sequence of the engine (default: 64)")
+    parser.add_argument("--batch", type=sizes, default="1,8,64", help="batch sizes, comma separated (default: 1,8,64)")
+    parser.add_argument("--context", type=at_least(1), default=512, help="prompt tokens (default: 512)")
     parser.add_argument(
-        "--reference-tokens", type=int, default=2, help="new tokens of the reference (default: 2; 0: no reference)"
+        "--tokens", type=at_least(2), default=64, help="new tokens per sequence of the engine (default: 64)"
+    )
+    parser.add_argument(
+        "--reference-tokens",
+        type=at_least(0),
+        default=2,
+        help="new tokens of the reference (default: 2; 0: no reference)",
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the engine (default: cpu)")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, the median counts (default: 3)")
+    parser.add_argument("--rounds", type=at_least(1), default=3, help="timed rounds, the median counts (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random prompts (default: 0)")
-    parser.add_argument("--report", type=Path, help="write the figures to this JSON file too")
+    parser.add_argument("--report", type=new_file, help="write the figures to this JSON file too")
     return parser.parse_args(arguments)
 
 
@@ -275,7 +281,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(f"{name}: {value}\n")
     sys.stdout.write(HEADER)
     measured, everything, status = systems(options, config), [], 0
-    for batch in map(int, options.batch.split(",")):
+    for batch in options.batch:
         workload = Workload(batch, options.context, options.tokens)
         figures = measure(measured, workload, options.rounds, options.seed, config.vocab_size)
         everything += figures

@@ -17,12 +17,12 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from benchmarks import provenance
+from benchmarks.arguments import at_least, new_file, sizes
 from optimized import _core
 from reference import verification_lengths
 from reference.scheduler import Scheduler as ReferenceScheduler
@@ -254,13 +254,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scheduler", description=__doc__.splitlines()[0] if __doc__ else ""
     )
-    parser.add_argument("--running", default="1,16,64,256,1024,4096", help="running requests, comma separated")
-    parser.add_argument("--nextn", type=int, default=0, help="drafts the pages leave room for (default: 0)")
-    parser.add_argument("--max-model-len", default="8192,1048576", help="context limits, comma separated")
-    parser.add_argument("--steps", type=int, default=64, help="timed decode steps a round of the core (default: 64)")
-    parser.add_argument("--reference-steps", type=int, default=8, help="the same of the reference (default: 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median of all steps counts (default: 3)")
-    parser.add_argument("--report", type=Path, help="write the figures to this JSON file too")
+    parser.add_argument(
+        "--running", type=sizes, default="1,16,64,256,1024,4096", help="running requests, comma separated"
+    )
+    parser.add_argument("--nextn", type=at_least(0), default=0, help="drafts the pages leave room for (default: 0)")
+    parser.add_argument("--max-model-len", type=sizes, default="8192,1048576", help="context limits, comma separated")
+    parser.add_argument(
+        "--steps", type=at_least(1), default=64, help="timed decode steps a round of the core (default: 64)"
+    )
+    parser.add_argument("--reference-steps", type=at_least(1), default=8, help="the same of the reference (default: 8)")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=3, help="rounds; the median of all steps counts (default: 3)"
+    )
+    parser.add_argument("--report", type=new_file, help="write the figures to this JSON file too")
     return parser.parse_args(arguments)
 
 
@@ -271,13 +277,13 @@ def main(arguments: Sequence[str]) -> int:
     for name, value in origin.items():
         sys.stdout.write(f"{name}: {value}\n")
     figures = []
-    for running in map(int, options.running.split(",")):
+    for running in options.running:
         for pressure in (False, True):
-            for length in map(int, options.max_model_len.split(",")):
+            for length in options.max_model_len:
                 workload = Workload(running, pressure, options.nextn, length)
                 figures.append(measure(workload, options.steps, options.reference_steps, options.rounds))
     sys.stdout.write("\n".join(table(figures)) + "\n")
-    counts = map(int, options.running.split(","))
+    counts = options.running
     budgets = [measure_budget(running, options.steps, options.reference_steps) for running in counts]
     sys.stdout.write("\n".join(["", *budget_table(budgets)]) + "\n")
     if options.report is not None:

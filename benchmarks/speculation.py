@@ -21,12 +21,12 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import provenance
+from benchmarks.arguments import at_least, new_file, sizes, temperatures, text_file
 from optimized import LLM, SamplingParams
 from optimized.engine.acceptance import Acceptance
 
@@ -66,15 +66,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--model", default="tiny", help="`tiny` or a checkpoint folder (default: tiny)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the engine (default: cpu)")
-    parser.add_argument("--text", type=Path, default=provenance.ROOT / "README.md", help="prompts are pieces of it")
-    parser.add_argument("--nextn", type=int, default=5, help="drafts a block (default: 5)")
-    parser.add_argument("--batch", default="1,8", help="batch sizes, comma separated (default: 1,8)")
-    parser.add_argument("--temperature", default="0,1", help="temperatures, comma separated (default: 0,1)")
-    parser.add_argument("--context", type=int, default=128, help="prompt tokens (default: 128)")
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens per sequence (default: 96)")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, the median counts (default: 3)")
+    parser.add_argument(
+        "--text", type=text_file, default=provenance.ROOT / "README.md", help="prompts are pieces of it"
+    )
+    parser.add_argument("--nextn", type=at_least(1), default=5, help="drafts a block (default: 5)")
+    parser.add_argument("--batch", type=sizes, default="1,8", help="batch sizes, comma separated (default: 1,8)")
+    parser.add_argument(
+        "--temperature", type=temperatures, default="0,1", help="temperatures, comma separated (default: 0,1)"
+    )
+    parser.add_argument("--context", type=at_least(1), default=128, help="prompt tokens (default: 128)")
+    parser.add_argument("--tokens", type=at_least(2), default=96, help="new tokens per sequence (default: 96)")
+    parser.add_argument("--rounds", type=at_least(1), default=3, help="timed rounds, the median counts (default: 3)")
     parser.add_argument("--confidence-table", help="file that calibrates the draft's confidences")
-    parser.add_argument("--report", type=Path, help="write the figures to this JSON file too")
+    parser.add_argument("--report", type=new_file, help="write the figures to this JSON file too")
     return parser.parse_args(arguments)
 
 
@@ -123,7 +127,7 @@ class System:
 
 def systems(options: argparse.Namespace) -> Iterator[System]:
     """Everything that is measured, without drafts first."""
-    plain = {"device": options.device, "seed": 0, "max_num_seqs": max(map(int, options.batch.split(",")))}
+    plain = {"device": options.device, "seed": 0, "max_num_seqs": max(options.batch)}
     yield System("off", options.model, plain)
     for rule in ("coupled", "ratio"):
         for lengths in ("fixed", "scheduled"):
@@ -216,9 +220,9 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write(HEADER)
     measured, everything = list(systems(options)), []
     ids = measured[0].encode(options.text.read_text(encoding="utf-8"))
-    for batch in map(int, options.batch.split(",")):
+    for batch in options.batch:
         prompts = pieces(ids, batch, options.context)
-        for temperature in map(float, options.temperature.split(",")):
+        for temperature in options.temperature:
             workload = Workload(batch, options.context, options.tokens, temperature)
             figures = measure(measured, workload, prompts, options.rounds)
             everything += figures
