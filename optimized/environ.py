@@ -55,7 +55,7 @@ def parse_float(text: str) -> float:
         value = float(text)
     except ValueError as error:
         raise ValueError(accepted) from error
-    if not math.isfinite(value):
+    if not math.isfinite(value) or not text.isascii() or "_" in text:
         raise ValueError(accepted)
     return value
 
@@ -79,6 +79,8 @@ def parse_choice(*choices: str) -> Callable[[str], str]:
 def parse_token_ranges(text: str) -> tuple[int, ...]:
     """Token ids such as `0..3,7,10..12`, strictly increasing; both ends of a range belong to it."""
     accepted = "token ids and ranges in strictly increasing order, such as 0..3,7,10..12"
+    if not text.isascii():
+        raise ValueError(accepted)
     ids: list[int] = []
     for part in text.split(",") if text.strip() else []:
         first, dots, last = part.partition("..")

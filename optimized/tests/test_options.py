@@ -206,7 +206,8 @@ def test_booleans_mean_what_they_say(text: str, value: bool) -> None:
         ("YOCO_PREFILL_TRUNCATION_MODE", "Mask", "one of off, mask, compact"),
         ("DECODE_TOKEN_BLACKLIST", "3..1", "strictly increasing"),
         ("DECODE_TOKEN_BLACKLIST", "1,1", "strictly increasing"),
-        ("DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "1,,2", "a finite decimal number"),
+        ("DECODE_TOKEN_BLACKLIST", "٣", "strictly increasing"),
+        *(("DFLASH_CONFIDENCE_HEAD_TEMPERATURE", text, "a finite decimal number") for text in ("1,,2", "1_0", "٣", "")),
     ],
 )
 def test_a_bad_variable_is_refused_with_its_name_and_what_is_accepted(name: str, text: str, accepted: str) -> None:
