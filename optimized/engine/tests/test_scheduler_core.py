@@ -99,7 +99,8 @@ def test_a_request_that_can_never_run_is_refused_at_the_door_with_numbers() -> N
     assert scheduler.add(0, np.zeros(20, np.int64), 11) is Admission.OK
     assert scheduler.add(1, np.zeros(20, np.int64), 12) is Admission.NEVER
     assert scheduler.explain_never(20, 12) == (
-        "the request may grow to 32 tokens, which with room for nextn + 1 = 1 more takes 9 pages of 4 tokens; the pool has 8"
+        "the request may grow to 32 tokens, which with room for nextn + 1 = 1 more takes 9 pages of 4 tokens; "
+        "the pool has 8"
     )
     assert scheduler.add(2, np.zeros(64, np.int64), 1) is Admission.NEVER
     assert "at most 63 are accepted" in scheduler.explain_never(64, 1)
