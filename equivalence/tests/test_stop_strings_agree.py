@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
+import torch
 
 from optimized.engine.stop_strings import StopMatch, StopWatcher
 from reference.completion import Completion
@@ -20,7 +22,7 @@ NO_EOS = 1000
 class ByteTokenizer:
     """A token is a byte."""
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode(errors="replace")
 
 
@@ -33,7 +35,7 @@ def test_texts_of_split_and_broken_characters(seed: int) -> None:
         completion = Completion(ByteTokenizer(), params, NO_EOS, 0, len(tokens))
         watcher = StopWatcher(ByteTokenizer().decode, stops, least)
         for token in tokens:
-            completion.append(token, None)  # no logprobs are asked for
+            completion.append(token, torch.empty(0))  # no logprobs are asked for
             match = watcher.push(token)
             done = completion.output
             want = StopMatch(len(done.text), str(done.stop_reason)) if done.finish_reason == "stop" else None
