@@ -82,6 +82,26 @@ def test_an_unknown_option_names_the_nearest() -> None:
         EngineConfig.from_options({"max_num_seq": 8})
 
 
+@pytest.mark.parametrize(
+    ("typo", "name"),
+    [
+        ("nexn", "nextn"),
+        ("yoco_mod", "yoco_mode"),
+        ("max_num_batch_tokens", "max_num_batched_tokens"),
+        ("max_seqs", "max_num_seqs"),
+        ("tensor_parallel_size", None),
+        ("enable_lora", None),
+        ("quantization", None),
+        ("kv_cache_dtype", None),
+    ],
+)
+def test_only_a_misspelling_has_a_nearest_option(typo: str, name: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_options({typo: 1})
+    hint = f"; nearest is {name!r}" if name else ""
+    assert f"unknown engine option {typo!r}{hint}; options: " in str(caught.value)
+
+
 def test_options_cannot_be_changed_afterwards() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineConfig().seed = 1  # type: ignore[misc]
@@ -114,7 +134,7 @@ def test_drafts_must_fit_the_checkpoint_and_the_step(model: ModelConfig) -> None
         EngineConfig(nextn=4).resolved(FULL, "cpu")
     with pytest.raises(ConfigError, match="nextn: got 1; accepted: 0 to 0; the checkpoint has no draft"):
         EngineConfig(nextn=1).resolved(RATIO_4, "cpu")
-    with pytest.raises(ConfigError, match=r"verification_lengths: got 'scheduled'; accepted: 'fixed', with nextn = 0"):
+    with pytest.raises(ConfigError, match=r"got 'scheduled', which needs nextn of at least 1; .* nextn = 0: 'fixed'"):
         EngineConfig(verification_lengths="scheduled")
     with pytest.raises(ConfigError, match=r"page_size: got 3; accepted: at least nextn \+ 1 = 4"):
         EngineConfig(nextn=3, page_size=3)
@@ -215,6 +235,38 @@ def test_a_bad_variable_is_refused_with_its_name_and_what_is_accepted(name: str,
         environ.overrides({f"DEEPINFER_{name}": text})
     assert f"DEEPINFER_{name}: got {text!r}; accepted: " in str(caught.value)
     assert accepted in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"ENABLE_MTP_VARLEN": "1"}, "verification_lengths: got 'scheduled', which needs nextn of at least 1"),
+        ({"ENABLE_MTP_VARLEN": "1", "USE_NEXTN_DECODE": "0"}, "verification_lengths: got 'scheduled'"),
+        ({"SO_BUILDER_CPUS": "0"}, "grammar_workers: got 0; accepted: an integer from 1"),
+        ({"DFLASH_CONFIDENCE_HEAD_TEMPERATURE": "1,2"}, "confidence_table: got (1.0, 2.0)"),
+        ({"USE_NEXTN_DECODE": "99"}, "nextn: got 99; accepted: 0 to "),
+    ],
+)
+def test_a_bad_option_names_the_variables_it_comes_from(
+    variables: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = model_folder(tmp_path)
+    monkeypatch.setenv("DEEPINFER_ENFORCE_EAGER", "1")  # has no part in it
+    for name, text in variables.items():
+        monkeypatch.setenv(f"DEEPINFER_{name}", text)
+    with pytest.raises(ConfigError) as caught:
+        LLM(folder)
+    message, _, origins = str(caught.value).partition("; set in the environment: ")
+    assert told in message
+    assert origins == ", ".join(f"DEEPINFER_{name}={text!r}" for name, text in variables.items())
+
+
+def test_a_bad_option_given_in_code_names_no_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DEEPINFER_SO_BUILDER_CPUS", "2")
+    for options in ({"page_size": 0}, {"enable_lora": True}):
+        with pytest.raises(ConfigError) as caught:
+            LLM(model_folder(tmp_path), **options)
+        assert "DEEPINFER" not in str(caught.value)
 
 
 def test_token_ranges_are_read_as_published() -> None:

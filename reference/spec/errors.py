@@ -6,6 +6,8 @@ A message names the argument, the value it got and what would be accepted.
 import difflib
 from collections.abc import Iterable
 
+_NEAR = 0.65  # share of two names' characters that agree in order: a misspelling has more, another option's name less
+
 
 class CounterpointError(Exception):
     """Root of every error that this project raises on purpose."""
@@ -48,7 +50,11 @@ def shown(value: object, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; nearest is 'x'` for the closest known name, for a message; empty if none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; nearest is {close[0]!r}" if close else ""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; nearest is 'x'` for the closest known name, for a message; empty if none is near.
+
+    prefix: what all names begin with, which makes none nearer than another.
+    """
+    rests = [one.removeprefix(prefix) for one in known]
+    close = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=_NEAR)
+    return f"; nearest is {prefix + close[0]!r}" if close else ""

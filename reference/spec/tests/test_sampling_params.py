@@ -70,6 +70,13 @@ def test_unknown_name_points_at_the_nearest(typo: str, nearest: str) -> None:
         SamplingParams(**unknown)
 
 
+@pytest.mark.parametrize("unknown", ["best_of", "early_stopping", "use_beam_search", "response_format", "detokenize"])
+def test_name_unlike_all_others_points_at_none(unknown: str) -> None:
+    values: dict[str, Any] = {unknown: 1}
+    with pytest.raises(RequestError, match=f"no parameter '{unknown}'$"):
+        SamplingParams(**values)
+
+
 def test_positional_values_are_refused() -> None:
     with pytest.raises(RequestError, match="keywords only"):
         SamplingParams(3)  # type: ignore[call-arg]
