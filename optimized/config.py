@@ -148,7 +148,10 @@ class EngineConfig:
 
     def _check_speculation(self) -> None:
         if self.verification_lengths == "scheduled" and not self.nextn:
-            raise ConfigError("verification_lengths: got 'scheduled'; accepted: 'fixed', with nextn = 0")
+            raise ConfigError(
+                "verification_lengths: got 'scheduled', which needs nextn of at least 1; accepted with nextn = 0: "
+                "'fixed'"
+            )
         if self.penalised_residual and self.verification != "ratio":
             raise ConfigError("penalised_residual: got True; accepted: False, but with verification = 'ratio'")
         if self.page_size < self.nextn + 1:

@@ -14,12 +14,13 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from optimized.config import YOCO_MODES
-from reference.spec.errors import ConfigError, nearest
+from optimized.config import YOCO_MODES, option_names
+from reference.spec.errors import ConfigError, nearest, shown
 
 PREFIX = "DEEPINFER_"
 TRUE_WORDS = ("1", "true", "yes", "on")
@@ -27,6 +28,7 @@ FALSE_WORDS = ("0", "false", "no", "off")
 NO_LIMIT = 2**62
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_WORD = re.compile(r"\w+")
 
 _log = logging.getLogger(__name__)
 
@@ -205,7 +207,7 @@ def overrides(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     for full_name in sorted(name for name in source if name.startswith(PREFIX)):
         variable = VARIABLES.get(full_name.removeprefix(PREFIX))
         if variable is None:
-            _log.warning("unknown environment variable %s%s", full_name, nearest(full_name, known))
+            _log.warning("unknown environment variable %s%s", full_name, nearest(full_name, known, PREFIX))
             continue
         try:
             value = variable.parse(source[full_name])
@@ -225,3 +227,25 @@ def merged(options: Mapping[str, Any], environment: Mapping[str, str] | None = N
         if name in options and options[name] != value:
             _log.warning("the environment overrides %s=%r with %r", name, options[name], value)
     return {**options, **override}
+
+
+@contextmanager
+def blamed(environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Lets a ConfigError about an engine option that is raised inside name the variables that its options come from.
+
+    Args:
+        environment: as for `overrides`.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        source = os.environ if environment is None else environment
+        option, colon, _ = str(error).partition(":")
+        if not colon or option not in option_names():
+            raise
+        told = set(_WORD.findall(str(error)))
+        variables = [PREFIX + name for name, one in VARIABLES.items() if one.option in told and PREFIX + name in source]
+        if not variables:
+            raise
+        origins = ", ".join(f"{name}={shown(source[name])}" for name in variables)
+        raise ConfigError(f"{error}; set in the environment: {origins}") from error

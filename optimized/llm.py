@@ -50,12 +50,13 @@ class LLM:
             CheckpointError: the model's files cannot be found or are not what its configuration asks for.
             UnsupportedError: an option that is known but not served yet.
         """
-        config = EngineConfig.from_options(environ.merged(options))
-        device = platforms.resolve(config.device)
-        folder = model_source.locate(model, revision)
-        self.model_config = ModelConfig.from_file(folder / "config.json")
-        self.config = config.resolved(self.model_config, device)
-        temperatures(self.config)  # what is wrong with a table is told before the weights are read
+        with environ.blamed():
+            config = EngineConfig.from_options(environ.merged(options))
+            device = platforms.resolve(config.device)
+            folder = model_source.locate(model, revision)
+            self.model_config = ModelConfig.from_file(folder / "config.json")
+            self.config = config.resolved(self.model_config, device)
+            temperatures(self.config)  # what is wrong with a table is told before the weights are read
         self._tokenizer = Tokenizer.from_folder(folder, self.model_config.bos_token_id)
         self._engine = Engine(self.model_config, self.config, _load_worker(folder, self.config), self._tokenizer)
         self._seeds = SeedSource(config.seed)
