@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 EXIT_OK = 0
 EXIT_SOME_FAILED = 1
@@ -86,9 +87,24 @@ SAMPLING_OPTIONS: tuple[_Option, ...] = (
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, and so each of its subcommands', that refuses unknown options itself, with the nearest one it has."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """See argparse; ends the process with EXIT_USAGE where something is left over."""
+        from reference.spec.errors import nearest
+
+        options, rest = super().parse_known_args(args, namespace)
+        if rest:
+            unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
+            known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+            self.error(f"unrecognized arguments: {' '.join(rest)}{nearest(unknown, known, '--') if unknown else ''}")
+        return options, rest
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All subcommands and options."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="counterpoint",
         allow_abbrev=False,
         description="Runs DeepSeek-V4.1 models offline.",
@@ -106,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_generate(commands: argparse._SubParsersAction[_Parser]) -> None:
     generate = commands.add_parser(
         "generate",
         allow_abbrev=False,

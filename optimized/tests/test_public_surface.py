@@ -70,6 +70,28 @@ def test_the_engine_options_are_these() -> None:
     assert [field.name for field in dataclasses.fields(EngineConfig)] == ENGINE_OPTIONS.split()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("generate --model tiny --prompt x --max-token 3", "--max-token 3; nearest is '--max-tokens'"),
+        ("generate --model tiny --prompt x --temprature=0", "--temprature=0; nearest is '--temperature'"),
+        ("generate --model tiny --prompt x --best-of 3", "--best-of 3"),
+        ("generate --model tiny --prompt x y", "y"),
+        ("ops --jsn", "--jsn; nearest is '--json'"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_of_its_command(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments.split())
+    assert stopped.value.code == 2
+    usage, *_, last = capsys.readouterr().err.splitlines()
+    command = f"counterpoint {arguments.split()[0]}"
+    assert usage.startswith(f"usage: {command} ")
+    assert last == f"{command}: error: unrecognized arguments: {told}"
+
+
 def test_the_commands_and_their_options_are_these() -> None:
     found = {name: options(parser) for name, parser in subcommands().items()}
     assert found == {
