@@ -1,12 +1,32 @@
-"""Types of the command line options that benchmarks share: what is wrong is told before anything is measured."""
+"""What benchmarks' command lines share: what is wrong with one is told in a line, before anything is measured."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from reference.spec.errors import CounterpointError
+
+Main = Callable[[Sequence[str]], int]
+
+
+def told_in_a_line(main: Main) -> Main:
+    """`main` of a benchmark, but what the engine refuses is a line on stderr and exit status 2."""
+
+    @functools.wraps(main)
+    def run(arguments: Sequence[str]) -> int:
+        try:
+            return main(arguments)
+        except CounterpointError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 2
+
+    return run
 
 
 def at_least(least: int) -> Callable[[str], int]:

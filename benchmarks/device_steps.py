@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import provenance
-from benchmarks.arguments import at_least, new_file, sizes
+from benchmarks.arguments import at_least, new_file, sizes, told_in_a_line
 from optimized._core import Scheduler, StepPlan
 from optimized.config import EngineConfig
 from optimized.worker.worker import Worker
@@ -166,12 +166,13 @@ def measure(model: Path, batch: int, options: argparse.Namespace, *, eager: bool
 HEADER = "| batch | step | host, ms | device, ms | operations |\n|---:|---|---:|---:|---:|\n"
 
 
+@told_in_a_line
 def main(arguments: Sequence[str]) -> int:
     """Measure and print."""
     options = parse(arguments)
     model = Path(tiny.__file__).parent if options.model == "tiny" else Path(options.model)
     origin = provenance.describe(
-        "benchmarks.device_steps", list(arguments), torch.cuda.get_device_name(), torch.get_num_threads()
+        "benchmarks.device_steps", list(arguments), provenance.device_name("cuda"), torch.get_num_threads()
     )
     for name, value in origin.items():
         sys.stdout.write(f"{name}: {value}\n")

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks import provenance
-from benchmarks.arguments import at_least, new_file, sizes
+from benchmarks.arguments import at_least, new_file, sizes, told_in_a_line
 from benchmarks.hf_baseline import Baseline, BaselineUnavailableError
 from optimized import LLM, SamplingParams
 from reference import checkpoint as reference_checkpoint
@@ -36,6 +36,7 @@ from reference import generate as reference_generate
 from reference import tiny
 from reference.model.transformer import ReferenceModel
 from reference.spec.config import ModelConfig
+from reference.spec.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class Engine:
         counts = [len(output.outputs[0].token_ids) for output in outputs]
         if counts != [tokens] * len(prompts):
             error = outputs[0].outputs[0].error
-            raise RuntimeError(f"the engine made {counts} tokens instead of {tokens} each: {error}")
+            raise EngineError(f"the engine made {counts} tokens instead of {tokens} each: {error}")
         return total, 1000 * host / (self._llm.statistics.steps - steps)
 
 
@@ -270,12 +271,13 @@ def ratio_to_reference(figures: Sequence[Figure]) -> float | None:
     return figures[0].overall / plain[0] if plain else None
 
 
+@told_in_a_line
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; the exit status is 1 if the target was measured and missed."""
     options = parse(arguments)
     folder = Path(tiny.__file__).parent if options.model == "tiny" else Path(options.model)
     config = ModelConfig.from_file(folder / "config.json")
-    device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    device = provenance.device_name(options.device)
     origin = provenance.describe("benchmarks.engine", list(arguments), device, torch.get_num_threads())
     for name, value in origin.items():
         sys.stdout.write(f"{name}: {value}\n")

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from optimized import platforms
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -36,6 +38,18 @@ def processor() -> str:
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {cores} cores"
+
+
+def device_name(device: str) -> str:
+    """What the device that an option means is called; "cpu" for the CPU.
+
+    Raises:
+        ConfigError: torch sees no such device here.
+    """
+    import torch
+
+    resolved = platforms.resolve(device)
+    return resolved if resolved == "cpu" else torch.cuda.get_device_name(resolved)
 
 
 def describe(module: str, arguments: list[str], device: str, threads: int) -> dict[str, str]:

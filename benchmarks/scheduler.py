@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks import provenance
-from benchmarks.arguments import at_least, new_file, sizes
+from benchmarks.arguments import at_least, new_file, sizes, told_in_a_line
 from optimized import _core
 from reference import verification_lengths
 from reference.scheduler import Scheduler as ReferenceScheduler
@@ -267,9 +267,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--rounds", type=at_least(1), default=3, help="rounds; the median of all steps counts (default: 3)"
     )
     parser.add_argument("--report", type=new_file, help="write the figures to this JSON file too")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    made, shortest = 1 + WARM_UP + max(options.steps, options.reference_steps), min(options.max_model_len)
+    least = CONTEXT + PAGE_SIZE + made + options.nextn
+    if options.nextn >= PAGE_SIZE:
+        parser.error(f"argument --nextn: {options.nextn} is not below the page's size, {PAGE_SIZE}")
+    if made > MAX_TOKENS:
+        parser.error(f"argument --steps, --reference-steps: {made} tokens a request in all, not at most {MAX_TOKENS}")
+    if shortest < least:
+        parser.error(f"argument --max-model-len: {shortest} is not at least {least}, so that no request ends early")
+    return options
 
 
+@told_in_a_line
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; the exit status is 1 if a target was measured and missed."""
     options = parse(arguments)

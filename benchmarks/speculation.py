@@ -26,9 +26,10 @@ from typing import Any
 import torch
 
 from benchmarks import provenance
-from benchmarks.arguments import at_least, new_file, sizes, temperatures, text_file
+from benchmarks.arguments import at_least, new_file, sizes, temperatures, text_file, told_in_a_line
 from optimized import LLM, SamplingParams
 from optimized.engine.acceptance import Acceptance
+from reference.spec.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class System:
         made = sum(map(len, self.texts))
         if made != tokens * len(prompts) or counts.generated_tokens - counted != made:
             error = outputs[0].outputs[0].error
-            raise RuntimeError(f"{self.name}: {made} tokens, {counts.generated_tokens - counted} counted: {error}")
+            raise EngineError(f"{self.name}: {made} tokens, {counts.generated_tokens - counted} counted: {error}")
         return took, counts.steps - steps
 
 
@@ -210,15 +211,16 @@ def pieces(ids: list[int], batch: int, context: int) -> list[list[int]]:
     return [ids[(n % places) * context : (n % places + 1) * context] for n in range(batch)]
 
 
+@told_in_a_line
 def main(arguments: Sequence[str]) -> int:
     """Measure and print."""
     options = parse(arguments)
-    device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    device = provenance.device_name(options.device)
     origin = provenance.describe("benchmarks.speculation", list(arguments), device, torch.get_num_threads())
     for name, value in origin.items():
         sys.stdout.write(f"{name}: {value}\n")
-    sys.stdout.write(HEADER)
     measured, everything = list(systems(options)), []
+    sys.stdout.write(HEADER)
     ids = measured[0].encode(options.text.read_text(encoding="utf-8"))
     for batch in options.batch:
         prompts = pieces(ids, batch, options.context)
