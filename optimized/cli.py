@@ -92,10 +92,10 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """See argparse; ends the process with EXIT_USAGE where something is left over."""
-        from reference.spec.errors import nearest
-
         options, rest = super().parse_known_args(args, namespace)
         if rest:
+            from reference.spec.errors import nearest
+
             unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
             known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             self.error(f"unrecognized arguments: {' '.join(rest)}{nearest(unknown, known, '--') if unknown else ''}")
