@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from optimized import platforms
+from optimized.commands import collect_env
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,13 +32,8 @@ def _git(*args: str) -> str:
 
 def processor() -> str:
     """The CPU's model name and the number of cores this process may use."""
-    name = platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return f"{collect_env.processor()}, {cores} cores"
 
 
 def device_name(device: str) -> str:

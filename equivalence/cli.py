@@ -22,7 +22,7 @@ SHOWN_DIFFERENCES = 5
 def main(argv: Sequence[str]) -> int:
     """Run the command. Returns the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
         return int(arguments.command(arguments))
     except UsageError as error:
@@ -38,8 +38,9 @@ def main(argv: Sequence[str]) -> int:
 
 def list_checks(arguments: argparse.Namespace) -> int:
     """Name every check with its summary."""
+    width = max(map(len, registry.CHECKS))
     for check in registry.CHECKS.values():
-        _say(f"{check.name:<12} {check.summary} [{', '.join(check.backends)}]")
+        _say(f"{check.name:<{width}} {check.summary} [{', '.join(check.backends)}]")
     return 0
 
 
@@ -50,12 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
     checks = registry.find(arguments.checks, options.backend)
     if arguments.report:
-        _check_writable(arguments.report)
-    results = [run_check(check, options, _show_case, jobs=arguments.jobs) for check in checks]
-    if arguments.report:
         from equivalence import report
 
-        _say(f"report: {arguments.report} and {report.write(results, arguments.report)}")
+        _check_writable(arguments.report)
+        origin = report.origin(arguments.argv)
+    results = [run_check(check, options, _show_case, jobs=arguments.jobs) for check in checks]
+    if arguments.report:
+        _say(f"report: {arguments.report} and {report.write(results, arguments.report, origin)}")
     return _conclude(results)
 
 

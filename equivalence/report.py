@@ -2,34 +2,72 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import platform
 import re
+import shlex
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from equivalence.runner import CaseResult, CheckResult
+from optimized import platforms
+from optimized.commands import collect_env
 
 FORMAT = 1
+
+_ROOT = Path(__file__).parents[1]
 
 _NUMBER = re.compile(r"-?\d{5}-?")
 
 
-def write(results: list[CheckResult], path: Path) -> Path:
-    """Write `path` (JSON) and the same name with `.md`. Returns the Markdown file."""
+def write(results: list[CheckResult], path: Path, origin: dict[str, str]) -> Path:
+    """Write `path` (JSON) and the same name with `.md`, with where the results come from. Returns the Markdown file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"format": FORMAT, "environment": environment(), "checks": [_check_record(result) for result in results]}
+    top = {**origin, **environment({result.options.backend for result in results})}
+    record = {"format": FORMAT, "environment": top, "checks": [_check_record(result) for result in results]}
     path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     markdown = path.with_suffix(".md") if path.suffix != ".md" else path.with_suffix(".report.md")
-    lines = [*_summary_lines(results), *(line for result in results for line in _check_lines(result))]
+    lines = [*_summary_lines(results, top), *(line for result in results for line in _check_lines(result))]
     markdown.write_text("\n".join(lines) + "\n")
     return markdown
 
 
-def environment() -> dict[str, str]:
-    """Versions that a reader of the report needs."""
+def origin(arguments: Sequence[str]) -> dict[str, str]:
+    """What a run begins with: the time, the commit and the command that `arguments` belong to."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "command": shlex.join(["python", "-m", "equivalence", *arguments]),
+    }
+
+
+def environment(backends: set[str]) -> dict[str, str]:
+    """Hardware and versions that a reader of the report needs; accelerators only of the backends named."""
     import torch
 
-    return {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    found = [device for device in platforms.devices() if device.name.partition(":")[0] in backends - {"cpu"}]
+    return {
+        "processor": collect_env.processor(),
+        **{device.name: device.description for device in found},
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+
+
+def _commit() -> str:
+    """The commit's short id, with `+changes` if tracked files differ from it; `unknown` outside a repository."""
+    try:
+        name, changed = _git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name + ("+changes" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def replay_command(result: CaseResult) -> str:
@@ -83,9 +121,8 @@ def _case_record(result: CaseResult) -> dict[str, object]:
     }
 
 
-def _summary_lines(results: list[CheckResult]) -> list[str]:
-    versions = ", ".join(f"{name} {value}" for name, value in environment().items())
-    lines = ["# Equivalence report", "", versions, ""]
+def _summary_lines(results: list[CheckResult], top: dict[str, str]) -> list[str]:
+    lines = ["# Equivalence report", "", *(f"- {name}: {_cell(value)}" for name, value in top.items()), ""]
     lines += [
         "| check | backend | seed | cases | comparisons | differences | wall s |",
         "|---|---|---|---|---|---|---|",

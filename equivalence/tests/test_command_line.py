@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from equivalence import cli, ledger, registry, replays, report, runner
 from equivalence.cases import Case, Options
@@ -167,12 +169,37 @@ def test_the_report_names_differences_and_how_to_see_them_again(fake: ModuleType
     assert "### case-2" not in text, "a case that only agrees is counted, not described"
 
 
+def test_the_report_says_where_it_comes_from(fake: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "a report.json"
+    before = datetime.datetime.now(datetime.UTC)
+    assert cli.main(["run", "fake", "--seed", "3", "--report", str(path)]) == 0
+    top = json.loads(path.read_text())["environment"]
+    date = datetime.datetime.strptime(top["date"], "%Y-%m-%d %H:%M UTC").replace(tzinfo=datetime.UTC)
+    assert datetime.timedelta(minutes=-1) < date - before < datetime.timedelta(minutes=1)
+    asked = ["git", "rev-parse", "HEAD"]
+    head = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
+    assert head.startswith(top["commit"].removesuffix("+changes")) if head else top["commit"] == "unknown"
+    assert top["command"] == f"python -m equivalence run fake --seed 3 --report '{path}'"
+    assert top["processor"] and top["torch"] == torch.__version__
+    lines = path.with_suffix(".md").read_text().splitlines()
+    assert lines[:2] == ["# Equivalence report", ""]
+    assert lines[2 : 2 + len(top)] == [f"- {name}: {value}" for name, value in top.items()]
+
+
+def test_the_list_has_straight_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(registry.CHECKS)
+    for line, check in zip(lines, registry.CHECKS.values(), strict=True):
+        assert line.index(f" {check.summary} [") == max(map(len, registry.CHECKS))
+
+
 def test_the_report_counts_cases_of_a_kind_together(tmp_path: Path) -> None:
     outcome = runner.CheckResult("fake", Options())
     for number, kind in enumerate(("a", "b", "a")):
         findings = Findings(comparisons=2)
         outcome.results.append(runner.CaseResult(Case("fake", f"{number:05d}-{kind}"), findings, 0.5 + number))
-    text = report.write([outcome], tmp_path / "report.json").read_text()
+    text = report.write([outcome], tmp_path / "report.json", {}).read_text()
     assert "| a | 2 | 4 | 0 | 0 | 0 | 1.50 | 2.5 |" in text
     assert "| b | 1 | 2 | 0 | 0 | 0 | 1.50 | 1.5 |" in text
 

@@ -52,7 +52,7 @@ def collect() -> dict[str, str]:
     report = {
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "compiler": _first_line("c++", "--version"),
         "C++ core": _core(),
     }
@@ -67,6 +67,16 @@ def collect() -> dict[str, str]:
     return report
 
 
+def processor() -> str:
+    """The CPU's model, from the kernel where it says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -77,16 +87,6 @@ def _version(package: str) -> str:
 def _core() -> str:
     spec = importlib.util.find_spec("optimized._core")
     return "not built" if spec is None or spec.origin is None else Path(spec.origin).name
-
-
-def _processor() -> str:
-    """The CPU's model, from the kernel where it says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _first_line(*command: str) -> str:
