@@ -10,7 +10,8 @@ from typing import Protocol, cast
 from equivalence.cases import Case, Options
 from equivalence.errors import UsageError
 from equivalence.findings import Findings
-from reference.spec.errors import nearest
+from optimized import platforms
+from reference.spec.errors import ConfigError, nearest
 
 
 class CheckModule(Protocol):
@@ -28,12 +29,12 @@ class CheckModule(Protocol):
 
 @dataclass(frozen=True)
 class Check:
-    """A registered check. summary: one line for `list`; module: where it lives; backends: what it can be run on."""
+    """A registered check. summary: one line for `list`; module: where it lives; backends: where its engine can run."""
 
     name: str
     summary: str
     module: str
-    backends: tuple[str, ...] = ("cpu",)
+    backends: tuple[str, ...] = ("cpu", "cuda")
 
     def load(self) -> CheckModule:
         """Import the check."""
@@ -62,6 +63,7 @@ CHECKS = {
             "scheduler",
             "C++ core and reference scheduler in lock-step through simulated worlds, under the laws of a scheduler",
             "equivalence.checks.scheduler",
+            ("cpu",),
         ),
         Check(
             "deterministic_sampling",
@@ -78,7 +80,10 @@ CHECKS = {
 
 
 def find(names: Iterable[str], backend: str = "cpu") -> list[Check]:
-    """The checks of those names, in order. Raises UsageError naming the nearest for an unknown one."""
+    """The checks of those names, in order.
+
+    Raises UsageError for an unknown one, naming the nearest; for a backend on which it cannot run, here or anywhere.
+    """
     found = []
     for name in names:
         if name not in CHECKS:
@@ -87,4 +92,9 @@ def find(names: Iterable[str], backend: str = "cpu") -> list[Check]:
             can = ", ".join(CHECKS[name].backends)
             raise UsageError(f"check {name!r} cannot run on backend {backend!r} (it can on: {can})")
         found.append(CHECKS[name])
+    if backend != "cpu":
+        try:
+            platforms.resolve(backend)
+        except ConfigError as error:
+            raise UsageError(f"--backend {backend}: {error}") from error
     return found

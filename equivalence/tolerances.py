@@ -147,6 +147,11 @@ TABLE = _rows(
 )
 
 
+def of_backend(backend: str) -> str:
+    """The row for logprobs of the engine on a backend against those of the CPU, where both voices agree in bits."""
+    return "exact" if backend == "cpu" else f"{backend}.logprobs"
+
+
 def tolerance(name: str) -> Tolerance:
     """The row of that name. Raises KeyError: a comparison without a row is a mistake in the check."""
     return TABLE[name]

@@ -106,6 +106,26 @@ def test_an_unknown_check_names_the_nearest(capsys: pytest.CaptureFixture[str]) 
 def test_a_backend_that_a_check_cannot_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "model", "--backend", "abacus"]) == 2
     assert "abacus" in capsys.readouterr().err
+    assert cli.main(["run", "scheduler", "--backend", "cuda"]) == 2
+    assert "it can on: cpu)" in capsys.readouterr().err
+
+
+def test_a_backend_without_a_device_here_is_told_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert cli.main(["run", "model", "batch_invariance", "--backend", "cuda"]) == 2
+    told = capsys.readouterr()
+    assert "--backend cuda: " in told.err
+    assert "sees no such device here; accepted: auto, cpu" in told.err
+    assert told.out == ""
+
+
+def test_of_the_check_model_only_the_engine_runs_on_another_backend() -> None:
+    module = registry.CHECKS["model"].load()
+    names = [case.name for case in module.cases(Options(backend="cuda", cases=3))]
+    assert len(names) == 3
+    assert all(name.startswith("engine/") for name in names)
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["run", "model", "--cases", "0"], ["run", "model", "--sed", "1"], []])

@@ -15,6 +15,7 @@ from equivalence.checks.model import engine
 from equivalence.findings import Findings
 from equivalence.generators import batches, checkpoints
 from equivalence.generators.configs import random_config
+from equivalence.tolerances import of_backend
 from reference.generate import generate
 from reference.model import ReferenceModel
 from reference.spec import CompletionOutput, Logprob, SamplingParams
@@ -44,12 +45,33 @@ ALTERED: dict[str, Any] = {
 }
 
 
+WANTED = CompletionOutput(0, "abc", [3, 4], -0.75, [{3: Logprob(-0.5, 1)}, {4: Logprob(-0.25, 1)}], "length")
+
+
 @pytest.mark.ci
+@pytest.mark.parametrize("row", ["exact", "cuda.logprobs"])
 @pytest.mark.parametrize("field", ALTERED)
-def test_an_altered_output_is_noticed(field: str) -> None:
-    want = CompletionOutput(0, "abc", [3, 4], -0.75, [{3: Logprob(-0.5, 1)}, {4: Logprob(-0.25, 1)}], "length")
-    assert outputs.first_difference(want, want) == ""
-    assert outputs.first_difference(dataclasses.replace(want, **{field: ALTERED[field]}), want)
+def test_an_altered_output_is_noticed(field: str, row: str) -> None:
+    assert outputs.first_difference(WANTED, WANTED, row) == ""
+    assert outputs.first_difference(dataclasses.replace(WANTED, **{field: ALTERED[field]}), WANTED, row)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("logprobs", "total", "near"),
+    [
+        ([{3: Logprob(-0.5 - 9e-13, 1)}, {4: Logprob(-0.25 - 9e-13, 1)}], -0.75 - 1.8e-12, True),
+        ([{3: Logprob(-0.5 - 2e-12, 1)}, {4: Logprob(-0.25, 1)}], -0.75, False),
+        ([{3: Logprob(-0.5, 2)}, {4: Logprob(-0.25, 1)}], -0.75, False),
+        ([{3: Logprob(-0.5, 1)}, {5: Logprob(-0.25, 1)}], -0.75, False),
+        ([{3: Logprob(float("nan"), 1)}, {4: Logprob(-0.25, 1)}], -0.75, False),
+        ([{3: Logprob(-0.5, 1)}, {4: Logprob(-0.25, 1)}], -0.75 - 3e-12, False),
+    ],
+)
+def test_logprobs_of_another_backend_are_compared_under_their_row(logprobs: Any, total: float, near: bool) -> None:
+    got = dataclasses.replace(WANTED, logprobs=logprobs, cumulative_logprob=total)
+    assert (outputs.first_difference(got, WANTED, of_backend("cuda")) == "") == near
+    assert outputs.first_difference(got, WANTED, of_backend("cpu"))
 
 
 @pytest.mark.ci

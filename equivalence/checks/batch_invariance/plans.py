@@ -19,6 +19,7 @@ from torch import Tensor
 from equivalence.findings import Findings
 from equivalence.generators.batches import Request
 from equivalence.generators.checkpoints import Voices
+from optimized import platforms
 from optimized.config import EngineConfig
 from optimized.model.caches import Caches
 from optimized.worker.worker import Worker
@@ -107,7 +108,7 @@ class Stage:
             num_pages=1 + pages,
             device=backend,
         )
-        self._worker = Worker(voices.folder, config.resolved(voices.model.config, backend))
+        self._worker = Worker(voices.folder, config.resolved(voices.model.config, platforms.resolve(backend)))
         self.free_pages = list(range(1, 1 + pages))
         self.free_slots = list(range(1, NUM_SLOTS))
         self.tenants: list[Tenant] = []
@@ -132,7 +133,7 @@ class Stage:
     def step(self, kind: str, tenants: list[Tenant], counts: list[int], all_rows: bool = False) -> Tensor:
         """Compute rows; logits [R, V] after the last row of each tenant, or [N, V] after every row of a single one.
 
-        All that nobody owns is poisoned before.
+        They are on the CPU. All that nobody owns is poisoned before.
         """
         for tenant, count in zip(tenants, counts, strict=True):
             missing = -(-(tenant.computed + count) // PAGE_SIZE) - len(tenant.pages)
@@ -142,7 +143,7 @@ class Stage:
         self._worker.poison(np.array(slots, dtype=np.int64), np.array(used, dtype=np.int64))
         before = np.arange(counts[0] - 1, dtype=np.int64) if all_rows else None
         logits = self._worker.execute(make_plan(kind, tenants, counts), before)  # type: ignore[arg-type]
-        logits = logits.roll(-1, 0) if all_rows else logits  # the last row's came first
+        logits = (logits.roll(-1, 0) if all_rows else logits).cpu()  # the last row's came first
         for tenant, count in zip(tenants, counts, strict=True):
             tenant.computed += count
             tenant.fresh = False

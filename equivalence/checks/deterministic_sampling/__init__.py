@@ -28,6 +28,7 @@ from equivalence.generators import batches, checkpoints, drafting, speculation
 from equivalence.generators.batches import Request
 from equivalence.generators.probes import Model
 from equivalence.shrinking import differs
+from equivalence.tolerances import of_backend
 from reference.spec import RequestOutput
 
 DEFAULT_CASES = 128
@@ -142,7 +143,7 @@ def run(case: Case, options: Options) -> Findings:
         if params["form"] == "reference":
             voices = checkpoints.of_case(params)
             made, told = expected.by_reference(voices, request, params["engine"], output, speculated.MAX_MODEL_LEN)
-            outputs.compare(findings, f"request {number}, reference", output, made)
+            outputs.compare(findings, f"request {number}, reference", output, made, of_backend(options.backend))
             blocks.compare(findings, f"request {number}", watch, output, told)
     if not findings.comparisons:
         findings.comparisons += 1

@@ -1,4 +1,4 @@
-"""Part `engine` of check `model`: ids and logprobs of the engine against the reference, bit for bit, on the CPU.
+"""Part `engine` of check `model`: ids and logprobs of the engine against the reference, on the CPU bit for bit.
 
 A case is one batch of requests through one engine, whole in its parameters, so that a replay does not depend on how
 cases are drawn. Knows the engine's options; the batches come from `equivalence.generators`.
@@ -16,6 +16,7 @@ from equivalence.findings import Findings
 from equivalence.generators import batches, checkpoints
 from equivalence.generators.configs import random_config
 from equivalence.shrinking import differs
+from equivalence.tolerances import of_backend
 from optimized import LLM
 
 MAX_MODEL_LEN = 256
@@ -72,7 +73,7 @@ def run(case: Case, options: Options) -> Findings:
     findings = Findings()
     for number, got in enumerate(made):
         want = batches.expected(runner, voices.tokenizer, requests[number], MAX_MODEL_LEN)
-        outputs.compare(findings, f"request {number}", got, want)
+        outputs.compare(findings, f"request {number}", got, want, of_backend(options.backend))
     return findings.close()
 
 

@@ -85,11 +85,11 @@ def layer_rows(layer: int, step: Step, entries: Tensor | None, ring: int) -> Lay
         "window floor": inputs.replay_starts,
         "write slots": torch.where(write < ring, -1, write),
         "window": named,
-        "selected": torch.empty(count, 0) if entries is None else entries,
+        "selected": inputs.positions.new_empty(count, 0) if entries is None else entries,
         "pages": inputs.page_table[inputs.row_request],
     }
-    rows = {name: values[kept & real].clone() for name, values in found.items()}
-    return LayerRows(layer, rows, int(strays.sum()), inputs.positions[inputs.sample_rows].clone())
+    rows = {name: values[kept & real].cpu() for name, values in found.items()}
+    return LayerRows(layer, rows, int(strays.sum()), inputs.positions[inputs.sample_rows].cpu())
 
 
 def compare(findings: Findings, got: Recorder, want: Recorder) -> None:
