@@ -75,8 +75,8 @@ def mutations(arguments: argparse.Namespace) -> int:
     from equivalence.mutations import engine
 
     caught = total = 0
-    for check in registry.find(arguments.checks):
-        outcome = engine.run(check.name, arguments.only or (), _say)
+    for check in registry.find(arguments.checks, arguments.backend):
+        outcome = engine.run(check.name, arguments.only or (), _say, arguments.backend)
         caught, total = caught + outcome[0], total + outcome[1]
     _say(f"caught {caught} of {total}")
     return 0 if total > 0 and caught == total else 1
@@ -128,7 +128,6 @@ def _parser() -> argparse.ArgumentParser:
 
     running = commands.add_parser("run", help="run checks", allow_abbrev=False)
     running.add_argument("checks", nargs="+", metavar="CHECK")
-    running.add_argument("--backend", default="cpu", help="backend of the engine under test (default cpu)")
     running.add_argument("--cases", type=_positive, metavar="N", help="how many generated cases")
     running.add_argument(
         "--seed", type=_natural, default=0, metavar="S", help="root of the generated cases (default 0)"
@@ -151,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     planting.add_argument("checks", nargs="+", metavar="CHECK")
     planting.add_argument("--only", action="append", metavar="NAME", help="only the fault of this name (repeatable)")
     planting.set_defaults(command=mutations)
+
+    for each in (running, planting):
+        each.add_argument("--backend", default="cpu", help="backend of the engine under test (default cpu)")
     return parser
 
 

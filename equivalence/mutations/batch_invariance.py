@@ -21,6 +21,8 @@ _CACHES = "optimized/model/caches.py"
 _TRANSFORMER = "optimized/model/transformer.py"
 _INPUTS = "optimized/worker/input_batch.py"
 _ROWS = "optimized/worker/decode_rows.py"
+_CAPTURED = "optimized/worker/captured_steps.py"
+_TRANSFER = "optimized/worker/transfer.py"
 _VERIFIER = "optimized/engine/verifier.py"
 _PORTABLE = "optimized/ops/portable/"
 
@@ -246,4 +248,39 @@ RESULTS = (
     ),
 )
 
-TABLE = (*STATE, *PAGES, *SELECTION_FAULTS, *SUMS, *RESULTS)
+CUDA = (
+    Mutation(
+        "graph_is_not_replayed",
+        _CAPTURED,
+        "        graph.replay()\n",
+        "",
+        "§6.6: a step gives what the step that was captured gave",
+        backend="cuda",
+    ),
+    Mutation(
+        "graph_of_another_page_table",
+        _CAPTURED,
+        "*inputs.page_table.shape, len(inputs.sample_rows), inputs.max_position",
+        "len(inputs.sample_rows)",
+        "§4.1: a graph that was captured for short sequences reads no more than their pages of a long one",
+        backend="cuda",
+    ),
+    Mutation(
+        "results_are_read_before_they_arrive",
+        _TRANSFER,
+        "            self._arrived.synchronize()\n",
+        "            pass\n",
+        "§6.6: the host takes what lies where the device will write",
+        backend="cuda",
+    ),
+    Mutation(
+        "one_product_has_a_kernel_of_its_own",
+        _PORTABLE + "rounding.py",
+        "left.shape[0] == 1 and",
+        "left.shape[0] < 1 and",
+        "§4.1: cuBLAS has another kernel for one tile of rows than for several",
+        backend="cuda",
+    ),
+)
+
+TABLE = (*STATE, *PAGES, *SELECTION_FAULTS, *SUMS, *RESULTS, *CUDA)

@@ -28,6 +28,7 @@ _PIPELINE = "optimized/engine/step_pipeline.py"
 _SCHEDULE = "optimized/engine/verification_schedule.py"
 _ROWS = "optimized/worker/decode_rows.py"
 _RUNNER = "optimized/worker/model_runner.py"
+_CAPTURED = "optimized/worker/captured_steps.py"
 _CACHES = "optimized/model/caches.py"
 _DRAFT = "optimized/model/draft.py"
 _PORTABLE = "optimized/ops/portable/"
@@ -280,4 +281,25 @@ LENGTHS = (
     ),
 )
 
-TABLE = (*NOISE, *RULES, *BLOCKS, *LENGTHS)
+CUDA = (
+    Mutation(
+        "draft_blocks_of_the_captured_anchors",
+        _CAPTURED,
+        "            buffer[:count].copy_(values)\n",
+        '            if ("draft", bucket) not in self._graphs:\n                buffer[:count].copy_(values)\n',
+        "§1.2: a block is drafted after the tokens that were there when its graph was captured",
+        cases=_DRAFTED,
+        backend="cuda",
+    ),
+    Mutation(
+        "draft_blocks_are_not_replayed",
+        _CAPTURED,
+        "        graph.replay()\n",
+        '        if shape[0] == "forward":\n            graph.replay()\n',
+        "§1.2: a block has the states of the block that was captured",
+        cases=_DRAFTED,
+        backend="cuda",
+    ),
+)
+
+TABLE = (*NOISE, *RULES, *BLOCKS, *LENGTHS, *CUDA)

@@ -37,7 +37,8 @@ class Mutation:
     """One planted fault.
 
     name: unique in its table; path: file below the root; old, new: the substitution; why: the clause it breaks;
-    cases: prefixes of the cases that are run to catch it (empty: the table's own selection).
+    cases: prefixes of the cases that are run to catch it (empty: the table's own selection); backend: the one on which
+    it is a fault (empty: on every one).
     """
 
     name: str
@@ -46,6 +47,7 @@ class Mutation:
     new: str
     why: str
     cases: tuple[str, ...] = ()
+    backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,29 +58,31 @@ class Verdict:
     detail: str
 
 
-def run(check: str, only: Sequence[str], say: Callable[[str], None]) -> tuple[int, int]:
-    """Plant every fault of a check's table. Returns how many were caught and how many there are.
+def run(check: str, only: Sequence[str], say: Callable[[str], None], backend: str = "cpu") -> tuple[int, int]:
+    """Plant every fault of a check that is one on the backend. Returns how many were caught and how many there are.
 
     Raises UsageError when the check has no table or `only` names an unknown fault, SetupError when the check is red
     before anything is planted.
     """
     table, selection = load_table(check)
+    table = tuple(mutation for mutation in table if mutation.backend in ("", backend))
     unknown = set(only) - {mutation.name for mutation in table}
     if unknown:
-        raise UsageError(f"unknown mutation {', '.join(sorted(unknown))} of check {check}")
+        raise UsageError(f"unknown mutation {', '.join(sorted(unknown))} of check {check} on backend {backend}")
     chosen = [mutation for mutation in table if not only or mutation.name in only]
     if any(mutation.path.startswith("csrc/") for mutation in chosen):
         native = importlib.import_module("equivalence.mutations.native")
         return native.run(chosen, say)
     with tempfile.TemporaryDirectory(prefix="mutations-") as scratch:
         tree = copy_tree(Path(scratch))
-        clean = judge(check, tree, tuple(sorted({case for each in chosen for case in each.cases or selection})))
+        cases = tuple(sorted({case for each in chosen for case in each.cases or selection}))
+        clean = judge(check, tree, cases, backend)
         if clean.caught or clean.detail:
             raise SetupError(f"{check} does not pass before anything is planted: {clean.detail}")
         caught = 0
         for mutation in chosen:
             begin = time.perf_counter()
-            verdict = plant(check, tree, mutation, selection)
+            verdict = plant(check, tree, mutation, selection, backend)
             caught += verdict.caught
             word = "caught" if verdict.caught else "MISSED"
             say(f"  {word} {mutation.name} ({time.perf_counter() - begin:.1f} s): {verdict.detail or 'no difference'}")
@@ -113,22 +117,22 @@ def copy_tree(scratch: Path) -> Path:
     return scratch
 
 
-def plant(check: str, tree: Path, mutation: Mutation, selection: tuple[str, ...]) -> Verdict:
+def plant(check: str, tree: Path, mutation: Mutation, selection: tuple[str, ...], backend: str) -> Verdict:
     """Plant one fault, judge, and take it out again."""
     path = tree / mutation.path
     clean = path.read_text()
     try:
         path.write_text(substitute(clean, mutation))
-        return judge(check, tree, mutation.cases or selection)
+        return judge(check, tree, mutation.cases or selection, backend)
     except SetupError as error:
         return Verdict(False, str(error))
     finally:
         path.write_text(clean)
 
 
-def judge(check: str, tree: Path, prefixes: Sequence[str]) -> Verdict:
+def judge(check: str, tree: Path, prefixes: Sequence[str], backend: str) -> Verdict:
     """Run the check in the copy, stopping at the first case that differs."""
-    command = [sys.executable, "-m", "equivalence", "run", check, "--fail-fast"]
+    command = [sys.executable, "-m", "equivalence", "run", check, "--backend", backend, "--fail-fast"]
     command += [part for prefix in prefixes for part in ("--only", prefix)]
     environment = {
         **os.environ,

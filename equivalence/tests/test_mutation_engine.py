@@ -43,12 +43,12 @@ def test_a_planted_fault_is_taken_out_again(tmp_path: Path, monkeypatch: pytest.
     path.write_text("one")
     seen: list[str] = []
 
-    def judge(check: str, tree: Path, prefixes: object) -> engine.Verdict:
+    def judge(check: str, tree: Path, prefixes: object, backend: str) -> engine.Verdict:
         seen.append(path.read_text())
         return engine.Verdict(True, "")
 
     monkeypatch.setattr(engine, "judge", judge)
-    assert engine.plant("check", tmp_path, FAULT, ()).caught
+    assert engine.plant("check", tmp_path, FAULT, (), "cpu").caught
     assert (seen, path.read_text()) == (["two"], "one")
 
 
@@ -57,6 +57,8 @@ def test_an_unknown_fault_or_table_is_refused() -> None:
         engine.load_table("nothing")
     with pytest.raises(UsageError, match="no_such_fault"):
         engine.run("model", ["no_such_fault"], lambda line: None)
+    with pytest.raises(UsageError, match="graph_is_not_replayed of check batch_invariance on backend cpu"):
+        engine.run("batch_invariance", ["graph_is_not_replayed"], lambda line: None)
 
 
 def test_there_are_enough_faults_and_no_name_twice() -> None:
