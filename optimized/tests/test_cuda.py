@@ -11,6 +11,7 @@ import torch
 
 from optimized import LLM, SamplingParams
 from optimized.engine.device_queue import DeviceQueue
+from optimized.worker import captured_steps
 from optimized.worker.transfer import Download, no_waits, upload, waits_allowed, write
 
 pytestmark = pytest.mark.gpu
@@ -64,6 +65,16 @@ def test_captured_steps_equal_eager_ones_over_changing_batches(captured: tuple[l
     assert llm.statistics.steps > DECODE_STEPS
     assert len(captured[1]._engine._worker._runner._captured._graphs) > 4  # type: ignore[attr-defined]
     assert captured[0] == eager
+
+
+def test_graphs_that_make_room_for_others_change_nothing(
+    captured: tuple[list[Any], LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_steps, "MOST_GRAPHS", 2)
+    prompts, params = work(60)
+    found, llm = generate(prompts[:12], params[:12])
+    assert len(llm._engine._worker._runner._captured._graphs) == 2  # type: ignore[attr-defined]
+    assert found == captured[0][:12]
 
 
 def test_a_request_alone_equals_the_request_in_a_batch(captured: tuple[list[Any], LLM]) -> None:

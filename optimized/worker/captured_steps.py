@@ -25,6 +25,9 @@ from reference.spec.errors import EngineError
 Shape = tuple[str | int, ...]
 """What the host knows of a pass."""
 
+MOST_GRAPHS = 128
+"""Kept at one time: a graph holds memory of the driver's, and there are many shapes."""
+
 Result = TypeVar("Result")
 
 
@@ -109,16 +112,23 @@ class CapturedSteps:
         keep: Callable[[Result], object],
         kept: Callable[[], Result],
     ) -> Result:
-        """The result of a pass, computed now if it is the first of its shape. keep: what a graph does with it."""
-        if shape not in self._graphs:
+        """The result of a pass, computed now if there is no graph of its shape. keep: what a graph does with it.
+
+        The graph that was replayed longest ago makes room for a new one.
+        """
+        known = self._graphs.pop(shape, None)
+        if known is None:
             result = compute()
             with waits_allowed():
+                while len(self._graphs) >= MOST_GRAPHS:
+                    del self._graphs[next(iter(self._graphs))]
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     keep(compute())
             self._graphs[shape] = (graph, _places(inputs))
             return result
-        graph, places = self._graphs[shape]
+        self._graphs[shape] = known
+        graph, places = known
         if places != _places(inputs):
             raise EngineError(f"the inputs of a pass of shape {shape} moved after it was captured")
         graph.replay()
