@@ -5,6 +5,7 @@ Logprobs are compared in bits, or under the row of the tolerance table that is n
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -72,9 +73,11 @@ def _same(got: Mapping[int, Logprob] | None, want: Mapping[int, Logprob] | None,
 
 
 def _near(got: float | None, want: float | None, allowed: float) -> bool:
-    """Equal bits, or not further apart than allowed."""
+    """Equal bits, or not further apart than allowed; NaN is near nothing, for it shows a row that was not computed."""
     if got is None or want is None:
         return got is want
+    if math.isnan(got):
+        return False
     return struct.pack("<d", got) == struct.pack("<d", want) or (allowed > 0 and abs(got - want) <= allowed)
 
 

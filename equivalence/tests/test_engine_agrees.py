@@ -57,6 +57,16 @@ def test_an_altered_output_is_noticed(field: str, row: str) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("row", ["exact", "cuda.logprobs"])
+@pytest.mark.parametrize("field", ["logprobs", "cumulative_logprob"])
+def test_nan_agrees_with_nothing(field: str, row: str) -> None:
+    nan = float("nan")
+    value: Any = nan if field == "cumulative_logprob" else [{3: Logprob(nan, 1)}, {4: Logprob(-0.25, 1)}]
+    both = dataclasses.replace(WANTED, **{field: value})
+    assert "nan" in outputs.first_difference(both, both, row)
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("logprobs", "total", "near"),
     [
