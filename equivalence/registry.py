@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import torch
+
 from equivalence.cases import Case, Options
 from equivalence.errors import UsageError
 from equivalence.findings import Findings
@@ -96,5 +98,6 @@ def find(names: Iterable[str], backend: str = "cpu") -> list[Check]:
         try:
             platforms.resolve(backend)
         except ConfigError as error:
-            raise UsageError(f"--backend {backend}: {error}") from error
+            told = f"torch {torch.__version__} sees no such device here"
+            raise UsageError(f"backend {backend!r}: {told}; accepted: cpu") from error
     return found
