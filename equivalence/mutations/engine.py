@@ -61,11 +61,13 @@ class Verdict:
 def run(check: str, only: Sequence[str], say: Callable[[str], None], backend: str = "cpu") -> tuple[int, int]:
     """Plant every fault of a check that is one on the backend. Returns how many were caught and how many there are.
 
-    Raises UsageError when the check has no table or `only` names an unknown fault, SetupError when the check is red
+    Raises UsageError when the check has none there or `only` names an unknown one, SetupError when the check is red
     before anything is planted.
     """
     table, selection = load_table(check)
     table = tuple(mutation for mutation in table if mutation.backend in ("", backend))
+    if not table:
+        raise UsageError(f"check {check} has no mutations on backend {backend}")
     unknown = set(only) - {mutation.name for mutation in table}
     if unknown:
         raise UsageError(f"unknown mutation {', '.join(sorted(unknown))} of check {check} on backend {backend}")

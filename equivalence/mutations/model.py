@@ -1,10 +1,12 @@
 """Faults of check `model`: terms of the reference switched off or distorted, one at a time.
 
 Each is a plausible reading of the model that is wrong. Knows the text of `reference/`; the engine plants them. A fault
-that no pack can see (a tie rule, a term below float32) has no place here.
+that no pack can see (a tie rule, a term below float32) has no place here. Packs are only compared on the CPU.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 from equivalence.mutations.engine import Mutation
 
@@ -460,4 +462,7 @@ FORMATS = (
     ),
 )
 
-TABLE = (*HYPER_CONNECTIONS, *ROPE, *ATTENTION, *COMPRESSION, *ENGRAM, *EXPERTS, *DRAFT, *FORMATS)
+TABLE = tuple(
+    dataclasses.replace(mutation, backend="cpu")
+    for mutation in (*HYPER_CONNECTIONS, *ROPE, *ATTENTION, *COMPRESSION, *ENGRAM, *EXPERTS, *DRAFT, *FORMATS)
+)

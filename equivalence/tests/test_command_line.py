@@ -121,11 +121,12 @@ def test_a_backend_without_a_device_here_is_told_before_anything_runs(
     assert told.out == ""
 
 
-def test_of_the_check_model_only_the_engine_runs_on_another_backend() -> None:
-    module = registry.CHECKS["model"].load()
+@pytest.mark.parametrize(("check", "prefix"), [("model", "engine/"), ("yoco", "0")])
+def test_cases_without_an_engine_are_left_out_on_another_backend(check: str, prefix: str) -> None:
+    module = registry.CHECKS[check].load()
     names = [case.name for case in module.cases(Options(backend="cuda", cases=3))]
     assert len(names) == 3
-    assert all(name.startswith("engine/") for name in names)
+    assert all(name.startswith(prefix) for name in names)
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["run", "model", "--cases", "0"], ["run", "model", "--sed", "1"], []])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,30 @@ def test_an_unknown_fault_or_table_is_refused() -> None:
         engine.run("model", ["no_such_fault"], lambda line: None)
     with pytest.raises(UsageError, match="graph_is_not_replayed of check batch_invariance on backend cpu"):
         engine.run("batch_invariance", ["graph_is_not_replayed"], lambda line: None)
+    with pytest.raises(UsageError, match="model has no mutations on backend cuda"):
+        engine.run("model", [], lambda line: None, "cuda")
+
+
+@pytest.mark.parametrize(("backend", "planted"), [("cpu", ["both"]), ("cuda", ["both", "graphs"])])
+def test_faults_of_a_backend_are_planted_there_only(
+    backend: str, planted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module.py").write_text("one")
+    table = dataclasses.replace(FAULT, name="both"), dataclasses.replace(FAULT, name="graphs", backend="cuda")
+    commands: list[list[str]] = []
+
+    def completed(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "check: 1 cases, 0 differences\n", "")
+
+    monkeypatch.setattr(engine, "load_table", lambda check: (table, ("0",)))
+    monkeypatch.setattr(engine, "copy_tree", lambda scratch: tmp_path)
+    monkeypatch.setattr(subprocess, "run", completed)
+    said: list[str] = []
+    assert engine.run("check", (), said.append, backend) == (0, len(planted))
+    assert [line.split()[1] for line in said] == planted
+    assert len(commands) == 1 + len(planted)
+    assert all(command[command.index("--backend") + 1] == backend for command in commands)
 
 
 def test_there_are_enough_faults_and_no_name_twice() -> None:
