@@ -10,15 +10,15 @@ from equivalence import registry
 from equivalence.cases import Options
 from equivalence.runner import run_check
 
-pytestmark = pytest.mark.gpu
-
 CASES = {"model": 5, "batch_invariance": 12, "yoco": 8, "deterministic_sampling": 32, "structured_output": 12}
 
 
+@pytest.mark.ci
 def test_these_are_all_checks_with_an_engine() -> None:
     assert set(CASES) == {check.name for check in registry.CHECKS.values() if "cuda" in check.backends}
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_a_check_finds_no_difference(name: str, tmp_path: Path) -> None:
     if name == "structured_output":

@@ -225,12 +225,22 @@ def test_the_report_counts_cases_of_a_kind_together(tmp_path: Path) -> None:
     assert "| b | 1 | 2 | 0 | 0 | 0 | 1.50 | 1.5 |" in text
 
 
-def test_the_options_of_run_are_these(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "accepted"),
+    [
+        ("run", {"--backend", "--cases", "--seed", "--report", "--only", "--jobs", "--fail-fast"}),
+        ("mutations", {"--backend", "--only"}),
+        ("replay", set()),
+    ],
+)
+def test_the_options_of_a_command_are_these(
+    command: str, accepted: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["run", "--help"])
+        cli.main([command, "--help"])
     words = capsys.readouterr().out.split()
     options = {word.strip("[],") for word in words if word.strip("[],").startswith("--")}
-    assert options == {"--help", "--backend", "--cases", "--seed", "--report", "--only", "--jobs", "--fail-fast"}
+    assert options == {"--help", *accepted}
 
 
 def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
