@@ -1,6 +1,7 @@
 """Replay files: one case as JSON, enough to run it again; knows no check.
 
-A run writes one beside this module for every case that differs. A file that is committed is a regression test.
+A run writes one beside this module for every case, backend and seed that differs. A file that is committed is a
+regression test.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def write(case: Case, options: Options, folder: Path = FOLDER) -> Path | None:
         "backend": options.backend,
         "seed": options.seed,
     }
-    path = folder / f"{case.slug}.json"
+    path = folder / f"{case.slug}-{options.backend}-seed-{options.seed}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")

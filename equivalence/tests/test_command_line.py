@@ -162,6 +162,12 @@ def test_a_replay_runs_the_case_that_differed(
     assert last_line(capsys) == "fake: 1 cases, 1 differences"
 
 
+def test_a_case_has_a_replay_for_each_backend_and_seed(tmp_path: Path) -> None:
+    options = [Options(), Options(seed=1), Options(backend="cuda"), Options(backend="cuda", seed=1)]
+    paths = [replays.write(Case("fake", "case-2", {}), one, tmp_path) for one in options]
+    assert [replays.read(path)[1] for path in paths if path is not None] == options
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "[" * 100_000, "9" * 10_000, '{"format": 2}', '{"format": 1, "check": "fake"}']
 )
