@@ -17,7 +17,10 @@ Entries = Sequence[Mapping[int, Logprob] | None] | None
 
 
 def compare(findings: Findings, item: str, got: RequestOutput, want: RequestOutput, row: str = "exact") -> None:
-    """Compare one request: ids, logprobs and ranks, text, and why each completion ended; the prompt's logprobs."""
+    """Compare one request: ids, logprobs and ranks, text, and why each completion ended; the prompt's logprobs.
+
+    row: of the tolerance table, for each logprob; a sum of n may be n times as far off. Raises KeyError without one.
+    """
     if got.prompt_logprobs is not None or want.prompt_logprobs is not None:
         findings.comparisons += 1
         detail = _first_entry(got.prompt_logprobs, want.prompt_logprobs, row)
@@ -34,7 +37,7 @@ def compare(findings: Findings, item: str, got: RequestOutput, want: RequestOutp
 
 
 def first_difference(got: CompletionOutput, want: CompletionOutput, row: str = "exact") -> str:
-    """Where two completions first differ, or empty."""
+    """Where two completions first differ, or empty. row: as in `compare`."""
     if got.error or got.token_ids != want.token_ids:
         place = _first(got.token_ids, want.token_ids)
         return f"ids differ from token {place} on: {got.token_ids[place:][:4]}, want {want.token_ids[place:][:4]}" + (

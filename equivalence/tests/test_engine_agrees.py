@@ -67,6 +67,18 @@ def test_nan_agrees_with_nothing(field: str, row: str) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("field", ["logprobs", "cumulative_logprob"])
+def test_signed_zeros_have_other_bits(field: str) -> None:
+    """Equal numbers: they differ in bits, and are near under any other row."""
+    values: list[Any] = [0.0, -0.0]
+    if field == "logprobs":
+        values = [[{3: Logprob(zero, 1)}] for zero in values]
+    one, other = (dataclasses.replace(WANTED, **{field: value}) for value in values)
+    assert outputs.first_difference(one, other)
+    assert outputs.first_difference(one, other, "cuda.logprobs") == ""
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("logprobs", "total", "near"),
     [

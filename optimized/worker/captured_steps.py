@@ -1,9 +1,9 @@
-"""Decode forward passes and draft blocks as CUDA graphs: captured once a shape, then replayed with one call.
+"""Decode forward passes and draft blocks as CUDA graphs: captured at a shape's first pass, then replayed with one call.
 
 A pass may be captured if it reads its inputs where the captured one read them and looks the same from the host; the
-input batch sees to both. The first pass of a shape runs eagerly, which also makes what must exist before a capture
-(lookup tables, kernels); what is captured after it computes the same bits. Knows the model's inputs and outputs; knows
-nothing about plans or sampling.
+input batch sees to both. The pass that has no graph yet runs eagerly, which also makes what must exist before a capture
+(lookup tables, kernels); what is captured after it computes the same bits. The graphs that were used last are kept.
+Knows the model's inputs and outputs; knows nothing about plans or sampling.
 """
 
 from __future__ import annotations
