@@ -1,4 +1,4 @@
-"""What every test shares: seeds that derive from the test's own name, and the rule for tests that need a device.
+"""What every test shares: seeds that derive from the test's own name, Ctrl-C, the rule for tests that need a device.
 
 Knows nothing about what is tested.
 """
@@ -6,6 +6,7 @@ Knows nothing about what is tested.
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 
 import numpy as np
@@ -15,6 +16,10 @@ import pytest
 # Set before torch is imported; no result depends on it.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell ignores Ctrl-C for what it runs in the background, and tests send it to themselves and to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
